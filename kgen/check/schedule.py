@@ -94,8 +94,7 @@ class Schedule:
             *map(self._ordinary, extents.ragged(constants)),
             *map(self._ordinary, extents.unequal(constants)),
             *map(self._ordinary, extents.whole_tiles(constants)),
-            *map(self._ordinary, extents.between(constants)),
-            *self._drawn(seed, constants),
+            *self._inside_tiles(seed, constants),
             *self._hard(constants),
             *self._beyond(constants),
             *(_fresh(quick, seed_of(seed, "fresh", i)) for i in range(self.sizes.fresh)),
@@ -133,8 +132,7 @@ class Schedule:
             *map(self._ordinary, extents.unequal(constants)),
             *map(self._ordinary, extents.whole_tiles(constants, threads)),
             *map(self._ordinary, extents.many(constants, threads)),
-            *map(self._ordinary, extents.between(constants, threads)),
-            *self._drawn(seed, constants, threads),
+            *self._inside_tiles(seed, constants, threads),
             *self._hard(constants),
             *self._beyond(constants, threads),
             *(self._far(constants) if far else ()),
@@ -218,10 +216,13 @@ class Schedule:
             *([self._ordinary(dims | few, SHARED)] if few else []),
         ]
 
-    def _drawn(
+    def _inside_tiles(
         self, seed: int, constants: Collection[str], threads: Threads | None = None
     ) -> Iterator[Case]:
-        """Ordinary values at extents that nobody knows before."""
+        """Ordinary values at extents that end inside tiles, and at extents nobody knows before."""
+        if not self.sizes.inside_tiles:
+            return
+        yield from map(self._ordinary, self.extents.between(constants, threads))
         for place in range(DRAWN):
             own = seed_of(seed, "extents", place)
             if dims := self.extents.drawn(own, constants, threads):

@@ -84,6 +84,7 @@ class Sizes:
         ragged_repeats: Extents of ragged sets, of a dim along which a kernel repeats itself.
         threads: Of a set beyond the problem's extents, at most; None: any number.
         whole_tiles: Whether there are sets of a whole number of large tiles.
+        inside_tiles: Whether there are sets whose extents all end inside tiles, and at random ones.
         far_flops: Arithmetic of such a set, at most, where `flops` is None; None: any.
     """
 
@@ -98,6 +99,7 @@ class Sizes:
     ragged_repeats: tuple[int, ...] = RAGGED
     threads: int | None = None
     whole_tiles: bool = True
+    inside_tiles: bool = True
     far_flops: int | None = None
 
 

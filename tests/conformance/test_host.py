@@ -264,9 +264,10 @@ def run_configs(
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     """Certify each on the host, with the headers in `include` (default: kgen's own).
 
-    `whole_range`: with a set of thousands of rows, one of thousands of sequences, and so on, and
-    with as many fresh sets as a certificate has. A variant needs that for one config: all those
-    blocks do the same, and they are most of the time of a kernel that takes several dims.
+    `whole_range`: with a set of thousands of rows, one of thousands of sequences, and so on, with
+    sets of extents inside tiles, and with as many fresh sets as a certificate has. A variant needs
+    that for one config: all those blocks do the same, and they are most of the time of a kernel
+    that takes several dims.
     `many_steps`: with sets of hundreds of steps, and of whole numbers of large tiles.
     """
     operator, pass_name = entry.operator.name, variant.pass_name
@@ -277,7 +278,7 @@ def run_configs(
         if not whole_range:
             sizes = replace(sizes, beyond=BEYOND, ragged_repeats=RAGGED_REPEATS)
     if not whole_range:
-        sizes = replace(sizes, fresh=FRESH)
+        sizes = replace(sizes, fresh=FRESH, inside_tiles=False)
     if not many_steps:
         sizes = replace(sizes, steps=0, whole_tiles=False)
     runner = Runner(changed(entry.operator), Setup(operator, (), HOST, 0, seed=1), sizes)

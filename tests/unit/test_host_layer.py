@@ -203,6 +203,43 @@ def test_functions(builds: Builds) -> None:
         assert (np.abs(row - exact) <= bound * spacing).all()
 
 
+def results_of(builds: Builds, values: Sequence[float]) -> Floats:
+    """Row by row what `subnormal_numbers` of numbers.cu computes of the values."""
+    x = np.array(values, dtype=np.float32)
+    out = nans(8, len(x))
+    args = [pointer(x), pointer(out), c_longlong(len(x))]
+    builds.kernel("numbers", "subnormal_numbers").launch((1,), (128,), 0, args)
+    return out
+
+
+TINY = 2.0**-126  # the smallest normal number
+
+
+def test_subnormal_numbers_are_flushed_as_on_a_gpu(builds: Builds) -> None:
+    """`ex2.approx.ftz` and `rcp.approx.ftz`; `div.approx` flushes its divisor's reciprocal."""
+    exponents = results_of(builds, [-125.0, -126.0, -126.5, -140.0, -150.0, 1e-40])
+    np.testing.assert_array_equal(exponents[0], [2 * TINY, TINY, 0.0, 0.0, 0.0, 1.0])
+    natural = results_of(builds, [-87.0, -87.5, -100.0])[1]
+    assert natural[0] > TINY
+    assert not natural[1:].any()
+    of = results_of(builds, [2.0**126, 1.5 * 2.0**126, -(2.0**127), TINY, TINY / 2, -TINY / 2])
+    np.testing.assert_array_equal(
+        of[2], [TINY, 0.0, 0.0, 2.0**126, np.inf, -np.inf])
+    assert np.signbit(of[2][2])
+    np.testing.assert_array_equal(of[3][:3], [3 * TINY, 0.0, 0.0])
+
+
+def test_other_functions_keep_subnormal_numbers(builds: Builds) -> None:
+    found = results_of(builds, [-126.5, -140.0, -148.0])
+    assert (found[4] > 0).all()
+    assert found[4][1] == 2.0**-140
+    assert (results_of(builds, [-87.5, -100.0])[5] > 0).all()
+    small = results_of(builds, [TINY, 3 * 2.0**-148, -3 * 2.0**-148])
+    assert 0 < small[6][0] < TINY
+    np.testing.assert_array_equal(small[6][1:], [2.0**-148, -(2.0**-148)])
+    np.testing.assert_array_equal(small[7], [TINY / 2, 3 * 2.0**-149, -3 * 2.0**-149])
+
+
 def test_atomics_over_os_threads(builds: Builds) -> None:
     total, amount = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.float32)
     args = [pointer(total), pointer(amount)]

@@ -49,31 +49,31 @@ def naive_2(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
 FORWARD = (
     SafeRow(
         dtypes=("fp32", "fp32"),
-        kernel="b229b2de6afe",
+        kernel="c8152da08a52",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp16"),
-        kernel="fea6cd2d98b2",
+        kernel="8af53193aab2",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp32"),
-        kernel="3a7e2fa39002",
+        kernel="a8f3d76938c5",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "bf16"),
-        kernel="d5cefc976a09",
+        kernel="3de8385fab9c",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "fp32"),
-        kernel="f4faba37850e",
+        kernel="6cd09d4367a6",
         config="naive(threads=128)",
         bind=naive_1,
     ),
@@ -83,31 +83,31 @@ FORWARD = (
 BACKWARD = (
     SafeRow(
         dtypes=("fp32", "fp32"),
-        kernel="bccea869dd24",
+        kernel="2f05ab162acc",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp16"),
-        kernel="4f10f7285733",
+        kernel="c2971ce77d59",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp32"),
-        kernel="565bac92dc6a",
+        kernel="2beb917ba83f",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "bf16"),
-        kernel="ffda67b1ca3a",
+        kernel="935d2fd7e4af",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "fp32"),
-        kernel="f3a84ee5ce83",
+        kernel="0cfa0d87a68b",
         config="naive(threads=128)",
         bind=naive_2,
     ),

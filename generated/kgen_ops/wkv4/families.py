@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "9e9e70c1fb7b2b1e2f380751ce1cd3f7"
+HEADERS = "7aac7c82e500aced56b055e8f3ec7f7a"
 
 
 def forward_running_max(file: KernelFile, call: Call) -> Run:
@@ -111,6 +111,84 @@ def forward_scan(file: KernelFile, call: Call) -> Run:
             stream, grid_2_x, 1, 1, k, v, w, u, initial_state, y, final_state,
             split_sums.data_ptr(), size_t, size_c, k_stride_b, k_stride_t, v_stride_b, v_stride_t,
             y_stride_b, y_stride_t, split_steps, split_count,
+        )
+
+    return run
+
+
+def backward_anchored(file: KernelFile, call: Call) -> Run:
+    """Launch the backward anchored."""
+    threads = call.threads
+    states_smem = call.states_smem
+    size_b = call.B
+    split_count = call.split_count
+    tiles = call.tiles
+    size_t = call.T
+    size_c = call.C
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    rounds = call.rounds
+    split_steps = call.split_steps
+    smem = call.smem
+    splits = call.splits
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    pair_floats = call.pair_floats
+    part_floats = call.part_floats
+    launch_1 = file.launcher(
+        "wkv4_round_states", "ppppppqqqqqqqqq", block=(threads, 1, 1), smem=states_smem,
+    )
+    grid_1_x = size_b * tiles * split_count
+    launch_2 = file.launcher(
+        "wkv4_part_gradients", "ppppppppqqqqqqqqqqq", block=(threads, 1, 1), smem=smem,
+    )
+    grid_2_x = 0 if splits == 1 else size_b * (split_count - 1) * tiles
+    launch_3 = file.launcher(
+        "wkv4_backward", "ppppppppppppqqqqqqqqqqqqqqq", block=(threads, 1, 1), smem=smem,
+    )
+    grid_3_x = size_b * tiles * split_count
+    launch_4 = file.launcher("wkv4_backward_reduce", "pppppqqq", block=(128, 1, 1), smem=0)
+    grid_4_x = ceil_div(size_c, 128)
+    new_round_states = file.scratch(pair_floats * size_b * rounds * size_c, torch.float32)
+    new_part_states = file.scratch(part_floats, torch.float32)
+    new_part_gradients = file.scratch(part_floats, torch.float32)
+    new_gw_parts = file.scratch(size_b * split_count * size_c, torch.float32)
+    new_gu_parts = file.scratch(size_b * split_count * size_c, torch.float32)
+
+    def run(
+        stream: int, gy: int, k: int, v: int, w: int, u: int, initial_state: int, gfinal_state: int,
+        gk: int, gv: int, gw: int, gu: int, ginitial_state: int,
+    ) -> None:
+        round_states = new_round_states()
+        part_states = new_part_states()
+        part_gradients = new_part_gradients()
+        gw_parts = new_gw_parts()
+        gu_parts = new_gu_parts()
+        launch_1(
+            stream, grid_1_x, 1, 1, k, v, w, u, round_states.data_ptr(), part_states.data_ptr(),
+            size_t, size_c, k_stride_b, k_stride_t, v_stride_b, v_stride_t, rounds, split_steps,
+            split_count,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, gy, k, v, w, u, round_states.data_ptr(), part_states.data_ptr(),
+            part_gradients.data_ptr(), size_t, size_c, gy_stride_b, gy_stride_t, k_stride_b,
+            k_stride_t, v_stride_b, v_stride_t, rounds, split_steps, split_count,
+        )
+        launch_3(
+            stream, grid_3_x, 1, 1, gy, k, v, w, u, round_states.data_ptr(), part_states.data_ptr(),
+            part_gradients.data_ptr(), gk, gv, gw_parts.data_ptr(), gu_parts.data_ptr(), size_t,
+            size_c, gy_stride_b, gy_stride_t, k_stride_b, k_stride_t, v_stride_b, v_stride_t,
+            gk_stride_b, gk_stride_t, gv_stride_b, gv_stride_t, rounds, split_steps, split_count,
+        )
+        launch_4(
+            stream, grid_4_x, 1, 1, w, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_b,
+            size_c, split_count,
         )
 
     return run
@@ -428,6 +506,42 @@ FORWARD = (
     ),
 )
 
+BACKWARD_ANCHORED_NAMED: dict[str, Callable[[Call], Any]] = {
+    "pair_floats": lambda call: 3,
+    "round_steps": lambda call: call.segments * call.steps,
+    "rounds": lambda call: ceil_div(call.T, call.round_steps),
+    "split_steps": lambda call: round_up(max(ceil_div(call.T, call.splits), 1), call.round_steps),
+    "split_count": lambda call: max(ceil_div(call.T, call.split_steps), 1),
+    "part_floats": lambda call: (
+        0 if call.splits == 1 else call.pair_floats * call.B * call.split_count * call.C
+    ),
+    "copied": lambda call: 16 // call.itemsize,
+    "columns": lambda call: call.lanes * call.vec,
+    "tiles": lambda call: ceil_div(call.C, call.columns),
+    "threads": lambda call: call.lanes * call.segments,
+    "stages": lambda call: 3 if call.prefetch else 2,
+    "tensor_bytes": lambda call: call.round_steps * call.columns * call.itemsize,
+    "states_smem": lambda call: (
+        (call.stages + 1) * 2 * call.tensor_bytes + 32 * call.segments * call.columns
+    ),
+    "smem": lambda call: (
+        call.stages * 3 * call.tensor_bytes + 8 * call.round_steps * call.columns + 16 * (2 *
+        call.segments + 4) * call.columns
+    ),
+    "slot_bytes": lambda call: call.pair_floats * 4 * call.columns,
+    "slots": lambda call: 0,
+    "tensors": lambda call: 0,
+    "vec_registers": lambda call: ceil_div(call.vec * call.itemsize, 4),
+    "held_registers": lambda call: (
+        call.tensors * call.steps * call.vec_registers * (2 if call.prefetch else 1)
+    ),
+    "other_registers": lambda call: 50 + 3 * call.steps * call.vec + 8 * call.vec,
+    "registers": lambda call: (
+        min(255, call.regs_per_sm // (call.threads * call.min_blocks) // 8 * 8)
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+}
+
 BACKWARD_RUNNING_MAX_NAMED: dict[str, Callable[[Call], Any]] = {
     "round_steps": lambda call: call.segments * call.steps,
     "rounds": lambda call: ceil_div(call.T, call.round_steps),
@@ -473,6 +587,94 @@ BACKWARD_SCAN_NAMED: dict[str, Callable[[Call], Any]] = {
 }
 
 BACKWARD = (
+    Family(
+        name="anchored",
+        template="wkv4/backward_anchored.cu.jinja",
+        constants=(),
+        settings={},
+        parameters=(
+            Parameter("lanes", (32, 16, 8, 64, 128)),
+            Parameter("vec", (2, 1, 4, 8)),
+            Parameter("segments", (8, 16, 4, 2)),
+            Parameter("steps", (8, 16, 4, 32)),
+            Parameter("prefetch", (True, False)),
+            Parameter("min_blocks", (1, 2, 3, 4)),
+            Parameter("splits", (1, 2, 4, 8, 16, 11, 22, 32, 64)),
+        ),
+        first=(
+            (32, 2, 8, 8, False, 2, 1),
+            (32, 2, 4, 8, True, 3, 1),
+            (32, 2, 8, 8, False, 2, 22),
+            (32, 2, 4, 8, True, 3, 22),
+        ),
+        named=BACKWARD_ANCHORED_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.C % call.copied == 0,
+            lambda call: call.initial_state_dtype == 'none',
+            lambda call: call.final_state_dtype == 'none',
+            lambda call: call.copied * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.gy_ptr % (call.copied * call.itemsize) == 0,
+            lambda call: call.gy_stride_B % call.copied == 0,
+            lambda call: call.gy_stride_T % call.copied == 0,
+            lambda call: call.k_ptr % (call.copied * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.copied == 0,
+            lambda call: call.k_stride_T % call.copied == 0,
+            lambda call: call.v_ptr % (call.copied * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.copied == 0,
+            lambda call: call.v_stride_T % call.copied == 0,
+            lambda call: (
+                max(call.gy_stride_T, call.k_stride_T, call.v_stride_T, call.gk_stride_T,
+                call.gv_stride_T) < 1073741824
+            ),
+            lambda call: call.T != 1,
+        ),
+        fits=(
+            lambda call: call.threads % 32 == 0,
+            lambda call: 32 <= call.threads <= 1024,
+            lambda call: call.vec * call.itemsize <= 16,
+            lambda call: call.C % call.vec == 0,
+            lambda call: call.steps * call.vec <= 64,
+            lambda call: call.slots * call.slot_bytes <= call.smem_per_block,
+            lambda call: call.held_registers + call.other_registers <= call.registers,
+            lambda call: call.splits == 1 or call.splits <= call.T,
+            lambda call: call.vec <= call.segments,
+            lambda call: call.steps * call.vec % call.copied == 0,
+            lambda call: call.columns % call.copied == 0,
+            lambda call: max(call.smem, call.states_smem) <= call.smem_per_block,
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.gk_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gk_stride_B % call.vec == 0,
+            lambda call: call.gk_stride_T % call.vec == 0,
+            lambda call: call.gv_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gv_stride_B % call.vec == 0,
+            lambda call: call.gv_stride_T % call.vec == 0,
+        ),
+        suits=(
+            lambda call: call.threads * call.min_blocks <= call.max_threads_per_sm,
+            lambda call: call.threads * call.min_blocks >= 256 or not call.on_gpu,
+            lambda call: call.columns * call.itemsize >= 32 or call.columns >= call.C,
+            lambda call: call.columns < 2 * next_pow2(max(call.C, 1)),
+            lambda call: call.round_steps < 2 * next_pow2(max(call.T, 1)) or call.round_steps == 4,
+            lambda call: call.segments <= 2 * call.steps,
+            lambda call: (
+                call.segments > 1 or call.T <= 4 * call.steps or call.B * call.tiles >= 8 *
+                call.sm_count
+            ),
+            lambda call: call.threads <= 64 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.splits == 1 or call.split_count * 2 > call.splits,
+            lambda call: (
+                call.splits == 1 or call.B * call.tiles * call.split_count <= 8 * call.sm_count
+            ),
+            lambda call: (
+                call.splits >= 16 or call.split_steps < 4 * call.round_steps or (not call.on_gpu) or
+                (call.B * call.tiles * call.split_count >= call.sm_count // 2)
+            ),
+            lambda call: call.splits <= 2 or call.on_gpu,
+            lambda call: call.smem * call.min_blocks <= call.smem_per_sm,
+        ),
+        bind=backward_anchored,
+    ),
     Family(
         name="running_max",
         template="wkv4/backward_running_max.cu.jinja",

@@ -965,7 +965,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="256742a85d24",
+        kernel="ab0fe13d3d37",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=1, stages=3, weight_memory=registers, "
@@ -981,7 +981,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="f3089393d96a",
+        kernel="74b3653906f7",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=2, stages=8, weight_memory=registers, "
@@ -997,7 +997,7 @@ BACKWARD = (
         dims=(512, 262144),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="33092ce755e6",
+        kernel="dcf38a4980e8",
         config=(
             "two_pass("
             "row_threads=512, tile_threads=256, vec=8, unroll=1, row_splits=4, "
@@ -1013,7 +1013,7 @@ BACKWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="55693f820068",
+        kernel="621abd7602f3",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=4, stages=5, weight_memory=shared, "
@@ -1029,7 +1029,7 @@ BACKWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="b16b998c034e",
+        kernel="3c89175fbaa3",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, vec=8, resident_weight=true, "
@@ -1045,7 +1045,7 @@ BACKWARD = (
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="b3cda819e942",
+        kernel="864ce6966420",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=2, stages=6, weight_memory=registers, "
@@ -1061,7 +1061,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="3fdc8c913d04",
+        kernel="830185ae75a4",
         config=(
             "bulk_rows("
             "threads=128, copies_per_row=4, stages=5, weight_memory=registers, "
@@ -1077,7 +1077,7 @@ BACKWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="6e87f0102040",
+        kernel="81158553712b",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, vec=8, resident_weight=false, "
@@ -1093,7 +1093,7 @@ BACKWARD = (
         dims=(32768, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="274efb394ff2",
+        kernel="5df8dd839d4d",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=1, stages=2, weight_memory=global, "
@@ -1113,7 +1113,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="931566cd5ec0",
+        kernel="38085d01847f",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1129,7 +1129,7 @@ FORWARD = (
         dims=(64, 4096),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="31531648438e",
+        kernel="68d209f2fe38",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1146,7 +1146,7 @@ FORWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="37afa636c379",
+        kernel="190b61c0e958",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, "
@@ -1162,7 +1162,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="58eb7d94f7cc",
+        kernel="5e080d6d5702",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1178,7 +1178,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="4f588c340c7e",
+        kernel="156510d3d03e",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1195,7 +1195,7 @@ FORWARD = (
         dims=(1, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="567bef31f5b0",
+        kernel="794206d1e114",
         config=(
             "two_pass("
             "threads=256, vec=8, unroll=1, reverse=false, load_cache=normal, "
@@ -1211,7 +1211,7 @@ FORWARD = (
         dims=(8, 2048),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="02d6ca3b8490",
+        kernel="75303aab5532",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1229,7 +1229,7 @@ FORWARD = (
         dims=(64, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(),
-        kernel="7d90e44ffad3",
+        kernel="ccb71c27db6d",
         config="naive(threads=128)",
         fits=always,
         bind=naive_1,
@@ -1242,7 +1242,7 @@ FORWARD = (
         dims=(64, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="28deb736bdae",
+        kernel="fc75271f062c",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1259,7 +1259,7 @@ FORWARD = (
         dims=(127, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="f84e13e60b02",
+        kernel="51107f6c4c7a",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=1, "
@@ -1277,7 +1277,7 @@ FORWARD = (
         dims=(128, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="a9e4e65cbb12",
+        kernel="5a6a513cb847",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1295,7 +1295,7 @@ FORWARD = (
         dims=(511, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="6d41fe90c003",
+        kernel="a7c0bca69ceb",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, load_cache=normal, "
@@ -1312,7 +1312,7 @@ FORWARD = (
         dims=(512, 5120),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="282924337a12",
+        kernel="3c4de35b36d2",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1330,7 +1330,7 @@ FORWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="177215f093cc",
+        kernel="4756c5c17338",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=2, reverse=false, load_cache=evict_last, "
@@ -1346,7 +1346,7 @@ FORWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="7b2405f4cc17",
+        kernel="28d1cfe8cd4f",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=true, "
@@ -1362,7 +1362,7 @@ FORWARD = (
         dims=(8192, 2048),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="183f95936c3d",
+        kernel="2b5028885125",
         config=(
             "rows_in_registers("
             "lanes_per_row=64, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1380,7 +1380,7 @@ FORWARD = (
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="f7549ce8cda3",
+        kernel="1916d4f69bcc",
         config=(
             "rows_in_registers("
             "lanes_per_row=128, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1397,7 +1397,7 @@ FORWARD = (
         dims=(16384, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="187a0e911a5c",
+        kernel="7980d2cf22c5",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=8, rows_per_group=1, vec=8, "
@@ -1415,7 +1415,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="06b7f7739af9",
+        kernel="ee446fce83b9",
         config=(
             "two_pass("
             "threads=512, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1431,7 +1431,7 @@ FORWARD = (
         dims=(262144, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="a659b8f12a5e",
+        kernel="db9927963839",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1448,7 +1448,7 @@ FORWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="fc101dc1e248",
+        kernel="e7b23d87cc8f",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, rows_per_group=2, vec=8, "
@@ -1465,7 +1465,7 @@ FORWARD = (
         dims=(262144, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="aa0071eb9738",
+        kernel="c4ed58bfa9e5",
         config=(
             "two_pass("
             "threads=512, vec=4, unroll=1, reverse=true, load_cache=evict_last, "

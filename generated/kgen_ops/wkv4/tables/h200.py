@@ -228,7 +228,7 @@ BACKWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="8fb81877230b",
+        kernel="326924759a45",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=8, prefetch=true, min_blocks=1, "
@@ -248,7 +248,7 @@ FORWARD = (
         dims=(1, 16384, 768),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="7b8b63a7ca3a",
+        kernel="d5361a7d0707",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=22)"
@@ -263,7 +263,7 @@ FORWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="e233cc8978bb",
+        kernel="5e963c241694",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=4, steps=16, prefetch=true, min_blocks=3, splits=1)"

@@ -1,7 +1,8 @@
 // fp32 functions, with their error on a GPU when compiled without fast-math flags.
 //
 // The host branches are at least as accurate. Only fma, sqrt and abs, which are correctly rounded, give the same bits
-// on a GPU and on the host.
+// on a GPU and on the host. Where an instruction flushes subnormal numbers to 0, the host branch does so, too: fast_exp2
+// and fast_reciprocal, and what calls them. The other functions keep subnormal numbers on both.
 #pragma once
 
 #include "kgen/primitives/core.cuh"
@@ -78,6 +79,14 @@ KGEN_DEVICE float log1p(float x) {
 #endif
 }
 
+#if KGEN_HOST
+// Returns x, or 0 with x's sign where x is subnormal: `.ftz`.
+KGEN_DEVICE float flushed(float x) {
+    const u32 bits = bit_cast<u32>(x);
+    return (bits & 0x7f800000u) != 0 ? x : bit_cast<float>(bits & 0x80000000u);
+}
+#endif
+
 // Returns |x|.
 KGEN_DEVICE float abs(float x) {
 #if KGEN_HOST
@@ -90,7 +99,7 @@ KGEN_DEVICE float abs(float x) {
 // Returns 2^x by the special function unit: 2 ulp, but subnormal inputs and results become 0.
 KGEN_DEVICE float fast_exp2(float x) {
 #if KGEN_HOST
-    return __builtin_exp2f(x);
+    return flushed(__builtin_exp2f(x));
 #else
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -102,19 +111,22 @@ KGEN_DEVICE float fast_exp2(float x) {
 // x * log2(e) to fp32; for exponents of moderate size, such as decays.
 KGEN_DEVICE float fast_exp(float x) { return fast_exp2(x * kLog2e); }
 
-// Returns a / b within 2 ulp for |b| in [2^-126, 2^126]; above 2^126 a GPU returns 0.
+// Returns a / b within 2 ulp for |b| in [2^-126, 2^126]. Above 2^126 the result is 0, or NaN where a is infinite: the
+// reciprocal of b would be subnormal. Subnormal results are kept.
 KGEN_DEVICE float fast_div(float a, float b) {
 #if KGEN_HOST
-    return a / b;
+    const float size = __builtin_fabsf(b);
+    return size > 8.50705917e37f && size < infinity() ? a * 0.0f : a / b;
 #else
     return __fdividef(a, b);
 #endif
 }
 
-// Returns 1 / x within 1 ulp for x whose reciprocal is a normal number; subnormal inputs and results are 0.
+// Returns 1 / x within 1 ulp for x whose reciprocal is a normal number. Subnormal inputs and results become 0, so that
+// 1 / x of a subnormal x is infinite.
 KGEN_DEVICE float fast_reciprocal(float x) {
 #if KGEN_HOST
-    return 1.0f / x;
+    return flushed(1.0f / flushed(x));
 #else
     float result;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));

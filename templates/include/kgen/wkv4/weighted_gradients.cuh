@@ -93,7 +93,24 @@ struct StateGradient {
         a = fma(step.forget, a, step.r);
         b = fma(step.forget, b, -step.r * step.y);
     }
+    // Becomes the gradient before a segment, whose own sum is `sum` and for which `change` is the exponent of the state
+    // before it, less that of the state after it.
+    KGEN_DEVICE void prepend(const WholeDecay& decay, float change, const StateGradient& sum) {
+        const float kept = fast_exp2(smaller(change + decay.whole, 126.0f)) * decay.factor;
+        a = fma(kept, a, sum.a);
+        b = fma(kept, b, sum.b);
+    }
 };
+
+// gk and gv of a step, from the gradient after the step. gw and gu are added to.
+KGEN_DEVICE void gradients_of(float& gk, float& gv, float& gw, float& gu, const WeightedStep& step,
+                              float v, const StateGradient& after) {
+    const float own = step.own * (v - step.y);
+    gk = fma(step.input, fma(v, after.a, after.b), own);
+    gv = fma(step.input, after.a, step.own);
+    gu += own;
+    gw = fma(step.forget, fma(step.a, after.a, step.b * after.b), gw);
+}
 
 // The gradient before a segment, of its own steps alone.
 template <int Width, int Steps>
@@ -135,10 +152,8 @@ struct GradientSlots {
                              int column) const {
         const StateGradient sum = gradient(slot, column);
         const float change = at(slot, column)[2 * Columns];
-        const float kept = fast_exp2(smaller(change + decay.whole, 126.0f)) * decay.factor;
         put_gradient(slot, column, after);
-        after.a = fma(kept, after.a, sum.a);
-        after.b = fma(kept, after.b, sum.b);
+        after.prepend(decay, change, sum);
     }
 };
 
@@ -200,14 +215,8 @@ KGEN_DEVICE void segment_weighted_gradients(StateGradient (&gradient)[Width], fl
         v.step[i].to_floats(values);
 #pragma unroll
         for (int j = 0; j < Width; ++j) {
-            const WeightedStep& step = steps[i][j];
-            const StateGradient after = gradient[j];
-            const float own = step.own * (values[j] - step.y);
-            gks[j] = fma(step.input, fma(values[j], after.a, after.b), own);
-            gvs[j] = fma(step.input, after.a, step.own);
-            gu[j] += own;
-            gw[j] = fma(step.forget, fma(step.a, after.a, step.b * after.b), gw[j]);
-            gradient[j].step_back(step);
+            gradients_of(gks[j], gvs[j], gw[j], gu[j], steps[i][j], values[j], gradient[j]);
+            gradient[j].step_back(steps[i][j]);
         }
         Words<T, Width>::from_floats(gks).store(gk_row);
         Words<T, Width>::from_floats(gvs).store(gv_row);

@@ -111,16 +111,20 @@ struct WholeSum {
 
     // A state in memory, (num, den, max) with max to base e; null: empty.
     KGEN_DEVICE static WholeSum of_state(const float* states, i64 column) {
+        if (states == nullptr) return {};
+        return of_natural(states[column * 3 + 2], states[column * 3], states[column * 3 + 1]);
+    }
+
+    // a e^natural and b e^natural.
+    KGEN_DEVICE static WholeSum of_natural(float natural, float a, float b) {
         WholeSum sum;
-        if (states == nullptr) return sum;
-        const float natural = states[column * 3 + 2];
         const float in_base_2 = natural * kLog2e;
         const float whole = nearest_whole(in_base_2);
         const float lost = fma(natural, kLog2e, -in_base_2) + natural * kLog2eLow;
         const float factor = abs(in_base_2) < 1e7f ? exp2((in_base_2 - whole) + lost) : 1.0f;
         sum.exponent = whole;
-        sum.a = states[column * 3] * factor;
-        sum.b = states[column * 3 + 1] * factor;
+        sum.a = a * factor;
+        sum.b = b * factor;
         sum.largest = natural;
         sum.most = factor;
         sum.normalise(sum.b);
