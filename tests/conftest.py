@@ -19,6 +19,14 @@ TESTS = Path(__file__).parent
 QUICK_FOLDERS = ("unit", "golden")
 
 
+@pytest.hookimpl(optionalhook=True)  # xdist's
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One process more than there are cores: many tests wait for a worker or for a time limit."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    return len(os.sched_getaffinity(0)) + 1
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give every test its tier."""
