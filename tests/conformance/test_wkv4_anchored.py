@@ -133,7 +133,7 @@ def _keys_far_apart(x: Inputs, generator: torch.Generator) -> None:
 
 
 def _large_later_gradients(x: Inputs, generator: torch.Generator) -> None:
-    """Of the last step of every second segment."""
+    """Of the first step of every second segment alone."""
     _fast_decays(x, generator)
     x["k"] *= 10
     steps = torch.arange(x["gy"].shape[1])

@@ -402,9 +402,6 @@ struct AnchoredSegment {
         for (int j = 0; j < Width; ++j) {
             gw[j] = channel[j].decay * fma(biased_gw[j], kUnbias, gw[j]);
             gu[j] *= channel[j].bonus;
-            if (!apart[j] && !(abs(gw[j]) < infinity()))
-                gw[j] = decay_gradient<Whole>(in_own_units(after(j), exponent[j], j), channel[j], kept, j,
-                                              count);
             finite[j] = abs(fma(gw[j], gu[j], products[j])) < infinity();
         }
     }
@@ -425,24 +422,6 @@ struct AnchoredSegment {
                                            int j) const {
         const float units = fast_exp2(smaller(anchor[j] - exponent, 126.0f));
         return {units * after.a, units * after.b};
-    }
-
-    // gw where a decay is so strong that a state times the gradient after it overflows: the decay comes before the
-    // product.
-    template <bool Whole, class Kept>
-    KGEN_DEVICE float decay_gradient(StateGradient gradient, const AnchoredChannel& channel,
-                                     const Kept& kept, int j, int count) const {
-        float gw = 0.0f;
-#pragma unroll
-        for (int i = Steps - 1; i >= 0; --i) {
-            if (!Whole && i >= count) continue;
-            float a[Width], b[Width];
-            kept.get(i, a, b);
-            gw = fma(a[j] * kUnbias, channel.decay * gradient.a, gw);
-            gw = fma(b[j], channel.decay * gradient.b, gw);
-            step_back(gradient, channel, i, j);
-        }
-        return gw;
     }
 };
 
