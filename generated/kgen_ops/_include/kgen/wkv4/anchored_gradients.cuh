@@ -20,8 +20,12 @@
 // Both are below 1024 * 2^-126, what certificates allow of values near 1. The anchor is the largest exponent, its bonus
 // counted. Where exponents are more than -kLow apart, the smallest weight is 2^kLow. Where they are more than kFar
 // apart, or keys are infinite or all NaN, the channel is `apart`: its steps are taken one by one (SeparateSteps), with
-// the same sums and states between segments. So is a channel whose numerators or gradients overflow. What else is
-// computed for such a channel is a number without a meaning, and is not used.
+// the same sums and states between segments. So is a channel whose numerators or sums of gradients overflow. What else
+// is computed for such a channel is a number without a meaning, and is not used.
+//
+// In units of 2^-anchor gradients of steps may be up to 2^-kLow times as large as gk and gv, those of later segments
+// among them. Where a result is not finite, the segment of the channel is computed again, step by step; its sums and
+// states were finite, and stay.
 //
 // A state before the segment that is above the anchor by more than 2^kMostState moves the anchor up. Weights that fall
 // below 2^kLow by that are too small to count, unless a strong decay or a large bonus makes them count within the
@@ -361,8 +365,8 @@ struct AnchoredSegment {
     }
 
     // Gradients of the steps, of which the first `count` are stored; gw and gu of the segment. `after(j)` reads the
-    // gradient after the segment in units of 2^-exponent; a channel in a thousand reads it twice. finite[j]: whether all
-    // results of the channel are finite, and so are their sum of products, one instruction for gk and gv.
+    // gradient after the segment in units of 2^-exponent. finite[j]: all results of the channel are finite, and so is
+    // the sum of the products gk gv, which takes one instruction per step to find out.
     template <bool Whole, class After, class Kept>
     KGEN_DEVICE void gradients(float (&gw)[Width], float (&gu)[Width], bool (&finite)[Width],
                                const After& after, const float (&exponent)[Width],
@@ -371,7 +375,7 @@ struct AnchoredSegment {
                                int count) const {
         StateGradient gradient[Width];
         float biased_gw[Width];  // times kBias
-        float products[Width];   // sum of gk gv
+        float products[Width];  // sum of gk gv
 #pragma unroll
         for (int j = 0; j < Width; ++j) {
             gradient[j] = in_own_units(after(j), exponent[j], j);
