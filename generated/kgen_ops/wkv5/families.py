@@ -961,7 +961,6 @@ FORWARD = (
             lambda call: call.tokens * call.stages <= 64,
             lambda call: call.tokens * call.stages >= 4 or call.T < 4,
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
-            lambda call: call.T < 48 or max(call.K, call.V) > 128 or call.compute_capability < 80,
             lambda call: call.threads <= 64 or call.on_gpu,
         ),
         bind=forward_block_per_head,
@@ -1719,7 +1718,6 @@ BACKWARD = (
             lambda call: call.tokens * call.stages <= 64,
             lambda call: call.tokens * call.stages >= 4 or call.T < 4,
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
-            lambda call: call.T < 48 or max(call.K, call.V) > 128 or call.compute_capability < 80,
             lambda call: call.threads <= 64 or call.on_gpu,
             lambda call: (
                 2 * call.K * call.V * call.checkpoints <= call.T * (2 * (call.K + call.V) *
