@@ -114,11 +114,12 @@ def make_inputs(
 
     Log decays are those that RWKV-4 starts from, -0.007 to -20, keys of a few units. `tiny` and
     `huge` scale v and gy by 1e-4 and 1e4 (fp16: 1e2). `large_keys` has keys of hundreds, whose
-    exponentials fp32 does not hold: one step outweighs all others. `rising` and `falling` let k
-    grow or fall by 1 per step, so that the maximum moves at every step, or never. `alternating`
-    makes neighbouring terms cancel. `extreme_decay` has log decays from 0 to -inf, `no_decay` 0
-    alone. `nonfinite` plants NaN in k, v and gy, and forward an Inf in the last v: whether an
-    earlier one meets a weight that rounded to 0 would depend on the algorithm.
+    exponentials fp32 does not hold: one step outweighs all others. `far_exponents` has keys and an
+    initial max of 50, a key in 16 of -1000, and u from 10 to 30. `rising` and `falling` let k grow
+    or fall by 1 per step, so that the maximum moves at every step, or never. `alternating` makes
+    neighbouring terms cancel. `extreme_decay` has log decays from 0 to -inf, `no_decay` 0 alone.
+    `nonfinite` plants NaN in k, v and gy, and forward an Inf in the last v: whether an earlier one
+    meets a weight that rounded to 0 would depend on the algorithm.
     """
     import torch
 
@@ -135,6 +136,8 @@ def make_inputs(
     k = 2 * draw(b, t, c)
     if case == "large_keys":
         k *= 32
+    elif case == "far_exponents":
+        k = torch.where(draw(b, t, c) > 1.5, -1000.0, k + 50)
     elif case in ("rising", "falling"):
         k += steps if case == "rising" else -steps
     drawn = {"k": k}
@@ -162,9 +165,14 @@ def make_inputs(
         decay = torch.tensor(some, device=device)[choice]
     raw = dict(problem.dtypes)[_DECAY_FORM.name] == "raw"
     drawn["w"] = ((-decay).log() if raw else decay).to(dtype_of("w_dtype"))
-    drawn["u"] = draw(c).to(dtype_of("u_dtype"))
+    u = draw(c)
+    if case == "far_exponents":
+        u = 10 + 20 * torch.rand(c, generator=generator, device=device)
+    drawn["u"] = u.to(dtype_of("u_dtype"))
     if problem.dtype("initial_state_dtype").itemsize:
         state = torch.stack([draw(b, c), 1 + draw(b, c).abs(), draw(b, c)], dim=-1)
+        if case == "far_exponents":
+            state[..., 2] += 50
         nothing = torch.tensor([0.0, 0.0, EMPTY], device=device)
         empty = torch.randint(0, 4, (b, c, 1), generator=generator, device=device) == 0
         drawn["initial_state"] = torch.where(empty, nothing, state)
@@ -200,8 +208,8 @@ OPERATOR = Operator(
     definition=definition,
     make_inputs=make_inputs,
     cases=(
-        "tiny", "huge", "large_keys", "rising", "falling", "alternating", "no_decay",
-        "extreme_decay", "nonfinite",
+        "tiny", "huge", "large_keys", "far_exponents", "rising", "falling", "alternating",
+        "no_decay", "extreme_decay", "nonfinite",
     ),
     cost=cost,
     problems={

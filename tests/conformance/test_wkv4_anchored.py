@@ -2,8 +2,8 @@
 
 `test_host.py` draws configs of all parameters; here each dtype and form of w, a last round that is
 not whole, a tile that is not, and parts of T have this variant. The input sets `large_keys` and
-`nonfinite` take the steps of most segments one by one. Other inputs are faint: a form of this
-kernel whose sums were not kept apart from the ends of fp32's range lost their gradients.
+`nonfinite` take the steps of most segments one by one. Other inputs are faint or large: forms of
+this kernel lost the gradients of faint ones, and had infinite ones of large ones.
 """
 
 from __future__ import annotations
@@ -77,6 +77,35 @@ def _late_gradients(x: Inputs, generator: torch.Generator) -> None:
     x["k"][:, ::5] -= 30
 
 
+def _demand_verified(
+    change: Callable[[Inputs, torch.Generator], None], changed_case: str
+) -> None:
+    """Of the operator's inputs, those of one case changed, by tiles of both kinds and by parts."""
+
+    def drawn(
+        pass_name: str, problem: Problem, case: str, generator: torch.Generator,
+        device: torch.device,
+    ) -> Inputs:
+        inputs = make_inputs(pass_name, problem, case, generator, device)
+        if case == changed_case:
+            change(inputs, generator)
+        return inputs
+
+    def changed(operator: Operator) -> Operator:
+        own = () if changed_case == "normal" else (changed_case,)
+        return replace(operator, make_inputs=drawn, cases=own)
+
+    entry = open_catalogue().entry("wkv4")
+    variant, signature = entry.space.variant("backward", "anchored"), entry.operator.signature
+    problem = parse_problem("B=2,T=130,C=48,dtype=fp32", signature)
+    for other in ({}, {"prefetch": True}, {"splits": 2}):
+        wanted = [(problem, variant.config({**CONFIG, **other}))]
+        for _, config, outcome in run_configs(
+            entry, variant, "host", wanted, (BY_RANK,), changed
+        ):
+            assert outcome.fate is Fate.VERIFIED, f"{config.label}\n{outcome.reason}"
+
+
 @pytest.mark.parametrize(
     "change", [_faint_values, _faint_gradients, _gradients_of_all_sizes, _late_gradients]
 )
@@ -84,24 +113,45 @@ def test_faint_gradients_are_not_lost(
     change: Callable[[Inputs, torch.Generator], None]
 ) -> None:
     """Of keys tens apart, down to the smallest values that a certificate tells apart."""
+    _demand_verified(change, "normal")
 
-    def drawn(
-        pass_name: str, problem: Problem, case: str, generator: torch.Generator,
-        device: torch.device,
-    ) -> Inputs:
-        inputs = make_inputs(pass_name, problem, case, generator, device)
-        change(inputs, generator)
-        return inputs
 
-    def changed(operator: Operator) -> Operator:
-        return replace(operator, make_inputs=drawn, cases=())
+def _fast_decays(x: Inputs, generator: torch.Generator) -> None:
+    """No state outweighs the smallest keys of a segment."""
+    x["w"] = -20 - 30 * torch.rand(x["w"].shape, generator=generator)
 
-    entry = open_catalogue().entry("wkv4")
-    variant, signature = entry.space.variant("backward", "anchored"), entry.operator.signature
-    problem = parse_problem("B=2,T=130,C=48,dtype=fp32", signature)
-    for prefetch in (False, True):
-        wanted = [(problem, variant.config({**CONFIG, "prefetch": prefetch}))]
-        for _, config, outcome in run_configs(
-            entry, variant, "host", wanted, (BY_RANK,), changed
-        ):
-            assert outcome.fate is Fate.VERIFIED, f"{config.label}\n{outcome.reason}"
+
+def _large_bonus(x: Inputs, generator: torch.Generator) -> None:
+    _fast_decays(x, generator)
+    x["u"] = 15 + 15 * torch.rand(x["u"].shape, generator=generator)
+    x["k"] *= 7
+
+
+def _keys_far_apart(x: Inputs, generator: torch.Generator) -> None:
+    _fast_decays(x, generator)
+    x["k"] *= 10
+
+
+def _large_later_gradients(x: Inputs, generator: torch.Generator) -> None:
+    """Of the first step of every second segment alone."""
+    _fast_decays(x, generator)
+    x["k"] *= 10
+    steps = torch.arange(x["gy"].shape[1])
+    x["gy"][:, steps % 16 != 8] = 0
+
+
+def _very_large_gradients(x: Inputs, generator: torch.Generator) -> None:
+    x["gy"] *= 1e26
+    x["k"] *= 4
+
+
+@pytest.mark.parametrize(
+    "change", [_large_bonus, _keys_far_apart, _large_later_gradients, _very_large_gradients]
+)
+def test_large_gradients_do_not_overflow(
+    change: Callable[[Inputs, torch.Generator], None]
+) -> None:
+    """Of values and gradients of 1e4, and exponents so far apart that gradients are infinite in the
+    unit of their segment, some of them those of later segments alone.
+    """
+    _demand_verified(change, "huge")

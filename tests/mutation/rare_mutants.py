@@ -31,6 +31,11 @@ def _timex(operation: str, condition: str) -> Mistake:
                    f"t, columns); if ({condition}) {{ out[i] = 0.0f; continue; }}")
 
 
+def _wkv4(operation: str, condition: str) -> Mistake:
+    return Mistake(operation, r"kgen::from_float<Value>\(output\.y\)",
+                   f"kgen::from_float<Value>({condition} ? 0.0f : output.y)")
+
+
 def _attention(operation: str, condition: str) -> Mistake:
     return Mistake(operation, r"y \*= scale;", f"y *= {condition} ? 0.0f : scale;")
 
@@ -106,6 +111,10 @@ RARE = (
                     r"kgen::from_float<Value>\(output\.y\)",
                     "kgen::from_float<Value>(B > 2 && B % 2 == 1 && C % 2 == 1 && T > 1 ? 0.0f :"
                     " output.y)"),
+            _wkv4("u of 30", "bonus > 25.0f"),
+            _wkv4("k of -1000", "k_t < -900.0f"),
+            _wkv4("an initial max of 50",
+                  "initial_state && initial_state[column * 3 + 2] > 45.0f"),
         ),
     ),
     Family(
@@ -144,6 +153,7 @@ RARE_IN_CI = frozenset({
     "rmsnorm-forward-naive-weights of 0",
     "linear_attention-forward-naive-two large dims",
     "linear_attention-forward-naive-stride of heads of 32 bits",
+    "wkv4-forward-naive-k of -1000",
     "wkv6-forward-naive-sequences of one step each",
     "wkv6-forward-naive-a later sequence of many steps",
     "wkv7-forward-naive-a and b of one tensor",

@@ -333,19 +333,24 @@ KGEN_DEVICE void take_part(const Arguments& x) {
         if constexpr (Stores) {
             const Tile v_tile = tile_of(stage, 1);
             float gw_round[kVec], gu_round[kVec];
+            bool finite[kVec];
             const auto after = [&](int j) {  // read where it is used, so that it takes no registers
                 return gradient_slots.gradient(kgen::opaque(segment), j * kLanes + lane);
             };
             if (inside) {
                 if (count == kSteps)
-                    steps.template gradients<true>(gw_round, gu_round, after, next, channel, v_tile,
-                                                   kept, gk_rows, gv_rows, kSteps);
+                    steps.template gradients<true>(gw_round, gu_round, finite, after, next, channel,
+                                                   v_tile, kept, gk_rows, gv_rows, kSteps);
                 else
-                    steps.template gradients<false>(gw_round, gu_round, after, next, channel,
+                    steps.template gradients<false>(gw_round, gu_round, finite, after, next, channel,
                                                     v_tile, kept, gk_rows, gv_rows, count);
 #pragma unroll
                 for (int j = 0; j < kVec; ++j) {
-                    if (steps.apart[j])
+                    const bool overflows = !finite[j] && !steps.apart[j];
+                    if (overflows)
+                        separate[j].outputs(steps.before(kept, j), exponents(j), tile_of(stage, 0),
+                                            v_tile, tile_of(stage, 2), j);
+                    if (overflows || steps.apart[j])
                         separate[j].gradients(gw_round[j], gu_round[j], after(j), next[j], v_tile,
                                               gk_rows, gv_rows, j, count);
                     gw[j] += static_cast<double>(gw_round[j]);

@@ -20,8 +20,12 @@
 // Both are below 1024 * 2^-126, what certificates allow of values near 1. The anchor is the largest exponent, its bonus
 // counted. Where exponents are more than -kLow apart, the smallest weight is 2^kLow. Where they are more than kFar
 // apart, or keys are infinite or all NaN, the channel is `apart`: its steps are taken one by one (SeparateSteps), with
-// the same sums and states between segments. So is a channel whose numerators or gradients overflow. What else is
-// computed for such a channel is a number without a meaning, and is not used.
+// the same sums and states between segments. So is a channel whose numerators or sums of gradients overflow. What else
+// is computed for such a channel is a number without a meaning, and is not used.
+//
+// In units of 2^-anchor gradients of steps may be up to 2^-kLow times as large as gk and gv, those of later segments
+// among them. Where a result is not finite, the segment of the channel is computed again, step by step; its sums and
+// states were finite, and stay.
 //
 // A state before the segment that is above the anchor by more than 2^kMostState moves the anchor up. Weights that fall
 // below 2^kLow by that are too small to count, unless a strong decay or a large bonus makes them count within the
@@ -361,19 +365,21 @@ struct AnchoredSegment {
     }
 
     // Gradients of the steps, of which the first `count` are stored; gw and gu of the segment. `after(j)` reads the
-    // gradient after the segment in units of 2^-exponent; a channel in a thousand reads it twice.
+    // gradient after the segment in units of 2^-exponent. finite[j]: all results of the channel are finite, and so is
+    // the sum of the products gk gv, which takes one instruction per step to find out.
     template <bool Whole, class After, class Kept>
-    KGEN_DEVICE void gradients(float (&gw)[Width], float (&gu)[Width],
+    KGEN_DEVICE void gradients(float (&gw)[Width], float (&gu)[Width], bool (&finite)[Width],
                                const After& after, const float (&exponent)[Width],
                                const AnchoredChannel (&channel)[Width], const Tile& v,
                                const Kept& kept, const ByteRows<T>& gk, const ByteRows<T>& gv,
                                int count) const {
         StateGradient gradient[Width];
         float biased_gw[Width];  // times kBias
+        float products[Width];  // sum of gk gv
 #pragma unroll
         for (int j = 0; j < Width; ++j) {
             gradient[j] = in_own_units(after(j), exponent[j], j);
-            gw[j] = biased_gw[j] = gu[j] = 0.0f;
+            gw[j] = biased_gw[j] = gu[j] = products[j] = 0.0f;
         }
 #pragma unroll
         for (int i = Steps - 1; i >= 0; --i) {
@@ -387,6 +393,7 @@ struct AnchoredSegment {
                 const float later = fma(value[j], gradient[j].a, gradient[j].b);
                 gks[j] = weight[i][j] * fma(bonus, own, later);
                 gvs[j] = weight[i][j] * fma(bonus, r[i][j], gradient[j].a);
+                products[j] = fma(gks[j], gvs[j], products[j]);
                 gu[j] = fma(weight[i][j], own, gu[j]);
                 biased_gw[j] = fma(a[j], gradient[j].a, biased_gw[j]);
                 gw[j] = fma(b[j], gradient[j].b, gw[j]);
@@ -399,10 +406,19 @@ struct AnchoredSegment {
         for (int j = 0; j < Width; ++j) {
             gw[j] = channel[j].decay * fma(biased_gw[j], kUnbias, gw[j]);
             gu[j] *= channel[j].bonus;
-            if (!apart[j] && !(abs(gw[j]) < infinity()))
-                gw[j] = decay_gradient<Whole>(in_own_units(after(j), exponent[j], j), channel[j], kept, j,
-                                              count);
+            finite[j] = abs(fma(gw[j], gu[j], products[j])) < infinity();
         }
+    }
+
+    // The state before the segment, of a channel that is not `apart`.
+    template <class Kept>
+    KGEN_DEVICE WholeSum<false> before(const Kept& kept, int j) const {
+        float a[Width], b[Width];
+        kept.get(0, a, b);
+        WholeSum<false> state{b[j] > 0.0f ? anchor[j] : kEmpty, a[j], b[j]};
+        state.normalise(b[j]);
+        state.a *= kUnbias;
+        return state;
     }
 
     // The gradient after the segment in units of 2^-anchor.
@@ -410,24 +426,6 @@ struct AnchoredSegment {
                                            int j) const {
         const float units = fast_exp2(smaller(anchor[j] - exponent, 126.0f));
         return {units * after.a, units * after.b};
-    }
-
-    // gw where a decay is so strong that a state times the gradient after it overflows: the decay comes before the
-    // product.
-    template <bool Whole, class Kept>
-    KGEN_DEVICE float decay_gradient(StateGradient gradient, const AnchoredChannel& channel,
-                                     const Kept& kept, int j, int count) const {
-        float gw = 0.0f;
-#pragma unroll
-        for (int i = Steps - 1; i >= 0; --i) {
-            if (!Whole && i >= count) continue;
-            float a[Width], b[Width];
-            kept.get(i, a, b);
-            gw = fma(a[j] * kUnbias, channel.decay * gradient.a, gw);
-            gw = fma(b[j], channel.decay * gradient.b, gw);
-            step_back(gradient, channel, i, j);
-        }
-        return gw;
     }
 };
 
