@@ -202,6 +202,9 @@ def _every_second(chosen: Tensor) -> Tensor:
     return chosen & (chosen.reshape(-1).cumsum(0).view(chosen.shape) % 2 == 0)
 
 
+_SMALL = 2.0**-3  # a row of 64 such normal values has a norm of 1
+
+
 def with_shared_values(
     drawn: Mapping[str, Tensor], pass_: Pass, linear: frozenset[str], is_serial: bool,
     few_steps: bool = False,
@@ -211,6 +214,8 @@ def with_shared_values(
     An input in which outputs are linear takes any values. Others may need those of their own kind,
     a decay below 0 or a rotation's vector, so they share only if no recurrence could grow by it,
     and their signs and magnitudes are alike; or if there are few steps, in which nothing grows far.
+    Then the values are small: a state that a product of equal rows multiplies in each step would
+    grow by the square of their norm, and with it the rounding errors of a correct kernel.
 
     Returns:
         The values, and by name of an input the one that it shares memory with.
@@ -229,6 +234,9 @@ def with_shared_values(
             if t.name in linear or may_share:
                 found[t.name], of[t.name] = drawn[other.name], other.name
                 break
+    if is_serial and few_steps:
+        for name in {*of, *of.values()}:
+            found[name] = found[name] * _SMALL
     return found, of
 
 
