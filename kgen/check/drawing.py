@@ -74,8 +74,10 @@ def drawn_inputs(
     drawn = {t.name: drawn[t.name] for t in pass_.inputs}
     rows = _row_dims(operator, pass_)
     is_serial = bool(operator.serial_dims)
-    if case.name == name:
-        pass
+    packing = operator.signature.packing
+    if case.name == name:  # ordinary values, or an operator's own case
+        if name not in (NORMAL, NONFINITE):
+            drawn = with_nearby_values(drawn, linear_names())
     elif case.name == BY_ROWS:
         drawn = with_row_values(drawn, pass_, problem, linear_names(), rows, is_serial)
     elif case.name in ROW_SETS:
@@ -86,18 +88,12 @@ def drawn_inputs(
         drawn = with_powers_of_two(
             case, drawn, pass_, operator.slab_dim, rows, operator.serial_dims
         )
-    packing = operator.signature.packing
+    else:
+        drawn = with_hard_values(
+            case, drawn, pass_, problem, linear_names(), operator.slab_dim, packing
+        )
     if case.name in (*ROW_SETS[1:], POWERS) and packing is not None and packing.offsets in drawn:
         drawn[packing.offsets] = cut(case.name, drawn[packing.offsets])
-    if case.name in (*ROW_SETS, POWERS):
-        pass
-    elif name != case.name:
-        drawn = with_hard_values(
-            case, drawn, pass_, problem, linear_names(), operator.slab_dim,
-            operator.signature.packing,
-        )
-    elif name not in (NORMAL, NONFINITE):
-        drawn = with_nearby_values(drawn, linear_names())
     if case.layout == SHARED:
         drawn, _ = _shared(operator, pass_, problem, drawn, linear_names)
     if case.layout == EXPANDED:

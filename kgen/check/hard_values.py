@@ -55,6 +55,7 @@ _EXTENT, _STEPS = 3, 16
 _LINEAR = 1e-9  # of their magnitude that outputs in float64 may differ by
 _ZEROS = 4  # one element of so many
 _LARGE = 2.0**14
+_SMALL = 2.0**-3  # a row of 64 such normal values has a norm of 1
 _OPPOSITE = -1.375  # of a scalar; not -1, which hides a square
 LARGE_SCALAR = 2.75
 
@@ -200,9 +201,6 @@ def with_nearby_values(
 def _every_second(chosen: Tensor) -> Tensor:
     """Of the true elements, in memory's order, the second, the fourth and so on."""
     return chosen & (chosen.reshape(-1).cumsum(0).view(chosen.shape) % 2 == 0)
-
-
-_SMALL = 2.0**-3  # a row of 64 such normal values has a norm of 1
 
 
 def with_shared_values(

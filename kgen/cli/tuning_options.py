@@ -18,6 +18,7 @@ from kgen.cli.arguments import (
     positive,
 )
 
+ARRAY_PROBLEMS = 24  # default of `kgen verify --library --array`; None tells that it was not given
 DEFAULT_MODEL = "mixed"  # as kgen.predict.models.DEFAULT, which needs numpy
 
 
@@ -189,7 +190,7 @@ def add_verify(verify: argparse.ArgumentParser) -> None:
         type=count,
         metavar="N",
         help="with --library: problems per pass in addition to the rows; together they have every "
-        "pair of dtypes, options and kinds of extents (default: 24)",
+        f"pair of dtypes, options and kinds of extents (default: {ARRAY_PROBLEMS})",
     )
     add_out(verify, "where the records are")
 

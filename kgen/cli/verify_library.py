@@ -20,6 +20,7 @@ from kgen.catalogue import (
 )
 from kgen.cli.arguments import chosen_passes, chosen_problems
 from kgen.cli.context import compile_limits, reports_dir
+from kgen.cli.tuning_options import ARRAY_PROBLEMS
 from kgen.emit import LoadedLibrary
 from kgen.errors import OptionError
 from kgen.launch.select import absent_gpu, select_gpu
@@ -29,8 +30,6 @@ from kgen.trial import HostRunner, Session, WorkerHandle
 from kgen.verify import Checked, LibraryCheck, OnDevice, OnHost, served_subjects
 from kgen.verify.library import Runs
 from kgen.worker import Setup
-
-PROBLEMS = 24  # per pass, besides the rows: the default of --array
 
 
 def run(options: argparse.Namespace, show: Callable[[Checked], None]) -> int:
@@ -54,7 +53,7 @@ def run(options: argparse.Namespace, show: Callable[[Checked], None]) -> int:
             begun = time.monotonic()
             subjects, refused = served_subjects(
                 library, entry, name, gpu, _known(catalogue, entry, name),
-                PROBLEMS if options.array is None else options.array, options.seed)
+                ARRAY_PROBLEMS if options.array is None else options.array, options.seed)
             with _runs(options, entry, name, gpu, ordinal, library) as runs:
                 check = LibraryCheck(library, entry, name, runs, Renderer(library.headers))
                 results = []

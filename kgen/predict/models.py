@@ -135,7 +135,7 @@ MODELS: Mapping[str, Fit] = {
     "mixed": _fit_mixed,
 }
 """By name: gradient-boosted trees, a linear model, a Gaussian process, and the mean of trees and
-process: their errors differ, so the mean has fewer large ones.
+process. docs/decisions/0038-predict.md says how the default was chosen.
 """
 
 DEFAULT = "mixed"

@@ -54,6 +54,14 @@ def test_shared_memory_has_equal_values_of_inputs_that_take_any() -> None:
     assert len(set(addresses(turned, *"wab"))) == 3, "a recurrence may grow by those"
 
 
+def test_in_few_steps_all_inputs_share_memory_and_are_small() -> None:
+    few = fixture_of("wkv7", WKV6.replace("T=9", "T=3"))
+    shared, ordinary = (made(few, layout) for layout in (SHARED, "contiguous"))
+    assert len(set(addresses(shared, *"rwkvab"))) == 1
+    # With ordinary values the state would grow by the square of a row's norm in each step.
+    assert torch.equal(shared.inputs["r"].tensor, ordinary.inputs["r"].tensor / 8)
+
+
 def test_expanded_inputs_have_a_stride_of_0_and_equal_values() -> None:
     fixture = fixture_of("wkv6", WKV6)
     found = made(fixture, EXPANDED)
