@@ -398,6 +398,12 @@ def naive_6(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
 
 FORWARD = (
     SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
+        kernel="b24805e6c125",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "raw"),
         kernel="e7f73e3efe80",
         config="naive(threads=64)",
@@ -408,6 +414,12 @@ FORWARD = (
         kernel="a9d7832273fe",
         config="naive(threads=64)",
         bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int32", "log"),
+        kernel="b24805e6c125",
+        config="naive(threads=64)",
+        bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "none", "int32", "raw"),
@@ -422,6 +434,12 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int64", "log"),
+        kernel="b24805e6c125",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "none", "int64", "raw"),
         kernel="e7f73e3efe80",
         config="naive(threads=64)",
@@ -432,6 +450,12 @@ FORWARD = (
         kernel="a9d7832273fe",
         config="naive(threads=64)",
         bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "log"),
+        kernel="b24805e6c125",
+        config="naive(threads=64)",
+        bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "raw"),
@@ -446,6 +470,12 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int32", "log"),
+        kernel="b24805e6c125",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int32", "raw"),
         kernel="e7f73e3efe80",
         config="naive(threads=64)",
@@ -456,6 +486,12 @@ FORWARD = (
         kernel="a9d7832273fe",
         config="naive(threads=64)",
         bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int64", "log"),
+        kernel="b24805e6c125",
+        config="naive(threads=64)",
+        bind=naive_3,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int64", "raw"),
@@ -470,6 +506,12 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "none", "log"),
+        kernel="b24805e6c125",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "none", "none", "raw"),
         kernel="e7f73e3efe80",
         config="naive(threads=64)",
@@ -480,6 +522,12 @@ FORWARD = (
         kernel="a9d7832273fe",
         config="naive(threads=64)",
         bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int32", "log"),
+        kernel="b24805e6c125",
+        config="naive(threads=64)",
+        bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int32", "raw"),
@@ -494,6 +542,12 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int64", "log"),
+        kernel="b24805e6c125",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int64", "raw"),
         kernel="e7f73e3efe80",
         config="naive(threads=64)",
@@ -504,6 +558,12 @@ FORWARD = (
         kernel="a9d7832273fe",
         config="naive(threads=64)",
         bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "none", "log"),
+        kernel="b24805e6c125",
+        config="naive(threads=64)",
+        bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "none", "raw"),
@@ -518,6 +578,12 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int32", "log"),
+        kernel="b24805e6c125",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int32", "raw"),
         kernel="e7f73e3efe80",
         config="naive(threads=64)",
@@ -528,6 +594,12 @@ FORWARD = (
         kernel="a9d7832273fe",
         config="naive(threads=64)",
         bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int64", "log"),
+        kernel="b24805e6c125",
+        config="naive(threads=64)",
+        bind=naive_3,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int64", "raw"),
@@ -974,6 +1046,12 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
+        kernel="22b3dce807a2",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "raw"),
         kernel="080d3fe2289a",
         config="naive(threads=64)",
@@ -984,6 +1062,12 @@ FORWARD = (
         kernel="ab3f51da3be0",
         config="naive(threads=64)",
         bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int32", "log"),
+        kernel="22b3dce807a2",
+        config="naive(threads=64)",
+        bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp32", "fp16", "none", "none", "int32", "raw"),
@@ -998,6 +1082,12 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int64", "log"),
+        kernel="22b3dce807a2",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
         dtypes=("fp16", "fp32", "fp16", "none", "none", "int64", "raw"),
         kernel="080d3fe2289a",
         config="naive(threads=64)",
@@ -1008,6 +1098,12 @@ FORWARD = (
         kernel="ab3f51da3be0",
         config="naive(threads=64)",
         bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "none", "log"),
+        kernel="22b3dce807a2",
+        config="naive(threads=64)",
+        bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp32", "fp16", "none", "fp32", "none", "raw"),
@@ -1022,6 +1118,12 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int32", "log"),
+        kernel="22b3dce807a2",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
         dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int32", "raw"),
         kernel="080d3fe2289a",
         config="naive(threads=64)",
@@ -1032,6 +1134,12 @@ FORWARD = (
         kernel="ab3f51da3be0",
         config="naive(threads=64)",
         bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int64", "log"),
+        kernel="22b3dce807a2",
+        config="naive(threads=64)",
+        bind=naive_3,
     ),
     SafeRow(
         dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int64", "raw"),
@@ -1046,6 +1154,12 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "none", "log"),
+        kernel="22b3dce807a2",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
         dtypes=("fp16", "fp32", "fp16", "fp32", "none", "none", "raw"),
         kernel="080d3fe2289a",
         config="naive(threads=64)",
@@ -1056,6 +1170,12 @@ FORWARD = (
         kernel="ab3f51da3be0",
         config="naive(threads=64)",
         bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int32", "log"),
+        kernel="22b3dce807a2",
+        config="naive(threads=64)",
+        bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int32", "raw"),
@@ -1070,6 +1190,12 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int64", "log"),
+        kernel="22b3dce807a2",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
         dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int64", "raw"),
         kernel="080d3fe2289a",
         config="naive(threads=64)",
@@ -1080,6 +1206,12 @@ FORWARD = (
         kernel="ab3f51da3be0",
         config="naive(threads=64)",
         bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "log"),
+        kernel="22b3dce807a2",
+        config="naive(threads=64)",
+        bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
@@ -1094,6 +1226,12 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int32", "log"),
+        kernel="22b3dce807a2",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int32", "raw"),
         kernel="080d3fe2289a",
         config="naive(threads=64)",
@@ -1104,6 +1242,12 @@ FORWARD = (
         kernel="ab3f51da3be0",
         config="naive(threads=64)",
         bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int64", "log"),
+        kernel="22b3dce807a2",
+        config="naive(threads=64)",
+        bind=naive_3,
     ),
     SafeRow(
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int64", "raw"),
@@ -1766,6 +1910,12 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
+        kernel="8777c2fe2c65",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "raw"),
         kernel="fdd9198d56a4",
         config="naive(threads=64)",
@@ -1776,6 +1926,12 @@ FORWARD = (
         kernel="7fab0b9f0466",
         config="naive(threads=64)",
         bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
+        kernel="8777c2fe2c65",
+        config="naive(threads=64)",
+        bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "raw"),
@@ -1790,6 +1946,12 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int64", "log"),
+        kernel="8777c2fe2c65",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int64", "raw"),
         kernel="fdd9198d56a4",
         config="naive(threads=64)",
@@ -1800,6 +1962,12 @@ FORWARD = (
         kernel="7fab0b9f0466",
         config="naive(threads=64)",
         bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "none", "log"),
+        kernel="8777c2fe2c65",
+        config="naive(threads=64)",
+        bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "fp32", "bf16", "none", "fp32", "none", "raw"),
@@ -1814,6 +1982,12 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int32", "log"),
+        kernel="8777c2fe2c65",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
         dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int32", "raw"),
         kernel="fdd9198d56a4",
         config="naive(threads=64)",
@@ -1824,6 +1998,12 @@ FORWARD = (
         kernel="7fab0b9f0466",
         config="naive(threads=64)",
         bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int64", "log"),
+        kernel="8777c2fe2c65",
+        config="naive(threads=64)",
+        bind=naive_3,
     ),
     SafeRow(
         dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int64", "raw"),
@@ -1838,6 +2018,12 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "none", "log"),
+        kernel="8777c2fe2c65",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
         dtypes=("bf16", "fp32", "bf16", "fp32", "none", "none", "raw"),
         kernel="fdd9198d56a4",
         config="naive(threads=64)",
@@ -1848,6 +2034,12 @@ FORWARD = (
         kernel="7fab0b9f0466",
         config="naive(threads=64)",
         bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int32", "log"),
+        kernel="8777c2fe2c65",
+        config="naive(threads=64)",
+        bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int32", "raw"),
@@ -1862,6 +2054,12 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int64", "log"),
+        kernel="8777c2fe2c65",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
         dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int64", "raw"),
         kernel="fdd9198d56a4",
         config="naive(threads=64)",
@@ -1872,6 +2070,12 @@ FORWARD = (
         kernel="7fab0b9f0466",
         config="naive(threads=64)",
         bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
+        kernel="8777c2fe2c65",
+        config="naive(threads=64)",
+        bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "raw"),
@@ -1886,6 +2090,12 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int32", "log"),
+        kernel="8777c2fe2c65",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int32", "raw"),
         kernel="fdd9198d56a4",
         config="naive(threads=64)",
@@ -1896,6 +2106,12 @@ FORWARD = (
         kernel="7fab0b9f0466",
         config="naive(threads=64)",
         bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int64", "log"),
+        kernel="8777c2fe2c65",
+        config="naive(threads=64)",
+        bind=naive_3,
     ),
     SafeRow(
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int64", "raw"),
@@ -2122,222 +2338,6 @@ FORWARD = (
     SafeRow(
         dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "int64", "decay"),
         kernel="86ccb7d6cef3",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
-        kernel="b24805e6c125",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "none", "int32", "log"),
-        kernel="b24805e6c125",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "none", "int64", "log"),
-        kernel="b24805e6c125",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "log"),
-        kernel="b24805e6c125",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int32", "log"),
-        kernel="b24805e6c125",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int64", "log"),
-        kernel="b24805e6c125",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "none", "log"),
-        kernel="b24805e6c125",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int32", "log"),
-        kernel="b24805e6c125",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int64", "log"),
-        kernel="b24805e6c125",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "none", "log"),
-        kernel="b24805e6c125",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int32", "log"),
-        kernel="b24805e6c125",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int64", "log"),
-        kernel="b24805e6c125",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
-        kernel="22b3dce807a2",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "none", "none", "int32", "log"),
-        kernel="22b3dce807a2",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "none", "none", "int64", "log"),
-        kernel="22b3dce807a2",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "none", "log"),
-        kernel="22b3dce807a2",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int32", "log"),
-        kernel="22b3dce807a2",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int64", "log"),
-        kernel="22b3dce807a2",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "none", "log"),
-        kernel="22b3dce807a2",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int32", "log"),
-        kernel="22b3dce807a2",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int64", "log"),
-        kernel="22b3dce807a2",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "log"),
-        kernel="22b3dce807a2",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int32", "log"),
-        kernel="22b3dce807a2",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int64", "log"),
-        kernel="22b3dce807a2",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
-        kernel="8777c2fe2c65",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
-        kernel="8777c2fe2c65",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "none", "none", "int64", "log"),
-        kernel="8777c2fe2c65",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "none", "log"),
-        kernel="8777c2fe2c65",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int32", "log"),
-        kernel="8777c2fe2c65",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int64", "log"),
-        kernel="8777c2fe2c65",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "none", "log"),
-        kernel="8777c2fe2c65",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int32", "log"),
-        kernel="8777c2fe2c65",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int64", "log"),
-        kernel="8777c2fe2c65",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
-        kernel="8777c2fe2c65",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int32", "log"),
-        kernel="8777c2fe2c65",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int64", "log"),
-        kernel="8777c2fe2c65",
         config="naive(threads=64)",
         bind=naive_3,
     ),

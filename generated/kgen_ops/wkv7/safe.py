@@ -1553,6 +1553,12 @@ FORWARD = (
 
 BACKWARD = (
     SafeRow(
+        dtypes=("fp32", "fp32", "none", "none", "none", "log"),
+        kernel="e4c3ed69ff54",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
         dtypes=("fp32", "fp32", "none", "none", "none", "raw"),
         kernel="977150c9bad2",
         config="naive(threads=64, chunk=64)",
@@ -1563,6 +1569,12 @@ BACKWARD = (
         kernel="377c2661adfe",
         config="naive(threads=64, chunk=64)",
         bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "none", "int32", "log"),
+        kernel="e4c3ed69ff54",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "none", "none", "int32", "raw"),
@@ -1577,6 +1589,12 @@ BACKWARD = (
         bind=naive_5,
     ),
     SafeRow(
+        dtypes=("fp32", "fp32", "none", "none", "int64", "log"),
+        kernel="e4c3ed69ff54",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
         dtypes=("fp32", "fp32", "none", "none", "int64", "raw"),
         kernel="977150c9bad2",
         config="naive(threads=64, chunk=64)",
@@ -1587,6 +1605,12 @@ BACKWARD = (
         kernel="377c2661adfe",
         config="naive(threads=64, chunk=64)",
         bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32", "none", "log"),
+        kernel="e4c3ed69ff54",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "none", "fp32", "none", "raw"),
@@ -1601,6 +1625,12 @@ BACKWARD = (
         bind=naive_4,
     ),
     SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32", "int32", "log"),
+        kernel="e4c3ed69ff54",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
         dtypes=("fp32", "fp32", "none", "fp32", "int32", "raw"),
         kernel="977150c9bad2",
         config="naive(threads=64, chunk=64)",
@@ -1611,6 +1641,12 @@ BACKWARD = (
         kernel="377c2661adfe",
         config="naive(threads=64, chunk=64)",
         bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32", "int64", "log"),
+        kernel="e4c3ed69ff54",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "none", "fp32", "int64", "raw"),
@@ -1625,6 +1661,12 @@ BACKWARD = (
         bind=naive_6,
     ),
     SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "log"),
+        kernel="e4c3ed69ff54",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "none", "raw"),
         kernel="977150c9bad2",
         config="naive(threads=64, chunk=64)",
@@ -1635,6 +1677,12 @@ BACKWARD = (
         kernel="377c2661adfe",
         config="naive(threads=64, chunk=64)",
         bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "int32", "log"),
+        kernel="e4c3ed69ff54",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "int32", "raw"),
@@ -1649,6 +1697,12 @@ BACKWARD = (
         bind=naive_5,
     ),
     SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "int64", "log"),
+        kernel="e4c3ed69ff54",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "int64", "raw"),
         kernel="977150c9bad2",
         config="naive(threads=64, chunk=64)",
@@ -1659,6 +1713,12 @@ BACKWARD = (
         kernel="377c2661adfe",
         config="naive(threads=64, chunk=64)",
         bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "log"),
+        kernel="e4c3ed69ff54",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "none", "raw"),
@@ -1673,6 +1733,12 @@ BACKWARD = (
         bind=naive_4,
     ),
     SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "int32", "log"),
+        kernel="e4c3ed69ff54",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "int32", "raw"),
         kernel="977150c9bad2",
         config="naive(threads=64, chunk=64)",
@@ -1683,6 +1749,12 @@ BACKWARD = (
         kernel="377c2661adfe",
         config="naive(threads=64, chunk=64)",
         bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "int64", "log"),
+        kernel="e4c3ed69ff54",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "int64", "raw"),
@@ -1709,6 +1781,12 @@ BACKWARD = (
         bind=naive_4,
     ),
     SafeRow(
+        dtypes=("fp16", "fp16", "none", "none", "none", "clamp"),
+        kernel="c1d3d04cdbf6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
         dtypes=("fp16", "fp16", "none", "none", "int32", "log"),
         kernel="e070bb5caeb2",
         config="naive(threads=64, chunk=64)",
@@ -1717,6 +1795,12 @@ BACKWARD = (
     SafeRow(
         dtypes=("fp16", "fp16", "none", "none", "int32", "raw"),
         kernel="0e992ddd2ac5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "none", "int32", "clamp"),
+        kernel="c1d3d04cdbf6",
         config="naive(threads=64, chunk=64)",
         bind=naive_5,
     ),
@@ -1733,6 +1817,12 @@ BACKWARD = (
         bind=naive_6,
     ),
     SafeRow(
+        dtypes=("fp16", "fp16", "none", "none", "int64", "clamp"),
+        kernel="c1d3d04cdbf6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
         dtypes=("fp16", "fp16", "none", "fp32", "none", "log"),
         kernel="e070bb5caeb2",
         config="naive(threads=64, chunk=64)",
@@ -1741,6 +1831,12 @@ BACKWARD = (
     SafeRow(
         dtypes=("fp16", "fp16", "none", "fp32", "none", "raw"),
         kernel="0e992ddd2ac5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32", "none", "clamp"),
+        kernel="c1d3d04cdbf6",
         config="naive(threads=64, chunk=64)",
         bind=naive_4,
     ),
@@ -1757,6 +1853,12 @@ BACKWARD = (
         bind=naive_5,
     ),
     SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32", "int32", "clamp"),
+        kernel="c1d3d04cdbf6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
         dtypes=("fp16", "fp16", "none", "fp32", "int64", "log"),
         kernel="e070bb5caeb2",
         config="naive(threads=64, chunk=64)",
@@ -1765,6 +1867,12 @@ BACKWARD = (
     SafeRow(
         dtypes=("fp16", "fp16", "none", "fp32", "int64", "raw"),
         kernel="0e992ddd2ac5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32", "int64", "clamp"),
+        kernel="c1d3d04cdbf6",
         config="naive(threads=64, chunk=64)",
         bind=naive_6,
     ),
@@ -1781,6 +1889,12 @@ BACKWARD = (
         bind=naive_4,
     ),
     SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "clamp"),
+        kernel="c1d3d04cdbf6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
         dtypes=("fp16", "fp16", "fp32", "none", "int32", "log"),
         kernel="e070bb5caeb2",
         config="naive(threads=64, chunk=64)",
@@ -1789,6 +1903,12 @@ BACKWARD = (
     SafeRow(
         dtypes=("fp16", "fp16", "fp32", "none", "int32", "raw"),
         kernel="0e992ddd2ac5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "int32", "clamp"),
+        kernel="c1d3d04cdbf6",
         config="naive(threads=64, chunk=64)",
         bind=naive_5,
     ),
@@ -1805,6 +1925,12 @@ BACKWARD = (
         bind=naive_6,
     ),
     SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "int64", "clamp"),
+        kernel="c1d3d04cdbf6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
         dtypes=("fp16", "fp16", "fp32", "fp32", "none", "log"),
         kernel="e070bb5caeb2",
         config="naive(threads=64, chunk=64)",
@@ -1813,6 +1939,12 @@ BACKWARD = (
     SafeRow(
         dtypes=("fp16", "fp16", "fp32", "fp32", "none", "raw"),
         kernel="0e992ddd2ac5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "clamp"),
+        kernel="c1d3d04cdbf6",
         config="naive(threads=64, chunk=64)",
         bind=naive_4,
     ),
@@ -1829,6 +1961,12 @@ BACKWARD = (
         bind=naive_5,
     ),
     SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "int32", "clamp"),
+        kernel="c1d3d04cdbf6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
         dtypes=("fp16", "fp16", "fp32", "fp32", "int64", "log"),
         kernel="e070bb5caeb2",
         config="naive(threads=64, chunk=64)",
@@ -1837,6 +1975,12 @@ BACKWARD = (
     SafeRow(
         dtypes=("fp16", "fp16", "fp32", "fp32", "int64", "raw"),
         kernel="0e992ddd2ac5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "int64", "clamp"),
+        kernel="c1d3d04cdbf6",
         config="naive(threads=64, chunk=64)",
         bind=naive_6,
     ),
@@ -2069,6 +2213,12 @@ BACKWARD = (
         bind=naive_4,
     ),
     SafeRow(
+        dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
+        kernel="3026389dda53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
         dtypes=("bf16", "bf16", "none", "none", "int32", "log"),
         kernel="ee995543a347",
         config="naive(threads=64, chunk=64)",
@@ -2077,6 +2227,12 @@ BACKWARD = (
     SafeRow(
         dtypes=("bf16", "bf16", "none", "none", "int32", "raw"),
         kernel="344e7323578a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "none", "int32", "clamp"),
+        kernel="3026389dda53",
         config="naive(threads=64, chunk=64)",
         bind=naive_5,
     ),
@@ -2093,6 +2249,12 @@ BACKWARD = (
         bind=naive_6,
     ),
     SafeRow(
+        dtypes=("bf16", "bf16", "none", "none", "int64", "clamp"),
+        kernel="3026389dda53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
         dtypes=("bf16", "bf16", "none", "fp32", "none", "log"),
         kernel="ee995543a347",
         config="naive(threads=64, chunk=64)",
@@ -2101,6 +2263,12 @@ BACKWARD = (
     SafeRow(
         dtypes=("bf16", "bf16", "none", "fp32", "none", "raw"),
         kernel="344e7323578a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32", "none", "clamp"),
+        kernel="3026389dda53",
         config="naive(threads=64, chunk=64)",
         bind=naive_4,
     ),
@@ -2117,6 +2285,12 @@ BACKWARD = (
         bind=naive_5,
     ),
     SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32", "int32", "clamp"),
+        kernel="3026389dda53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
         dtypes=("bf16", "bf16", "none", "fp32", "int64", "log"),
         kernel="ee995543a347",
         config="naive(threads=64, chunk=64)",
@@ -2125,6 +2299,12 @@ BACKWARD = (
     SafeRow(
         dtypes=("bf16", "bf16", "none", "fp32", "int64", "raw"),
         kernel="344e7323578a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32", "int64", "clamp"),
+        kernel="3026389dda53",
         config="naive(threads=64, chunk=64)",
         bind=naive_6,
     ),
@@ -2141,6 +2321,12 @@ BACKWARD = (
         bind=naive_4,
     ),
     SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "clamp"),
+        kernel="3026389dda53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
         dtypes=("bf16", "bf16", "fp32", "none", "int32", "log"),
         kernel="ee995543a347",
         config="naive(threads=64, chunk=64)",
@@ -2149,6 +2335,12 @@ BACKWARD = (
     SafeRow(
         dtypes=("bf16", "bf16", "fp32", "none", "int32", "raw"),
         kernel="344e7323578a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "int32", "clamp"),
+        kernel="3026389dda53",
         config="naive(threads=64, chunk=64)",
         bind=naive_5,
     ),
@@ -2165,6 +2357,12 @@ BACKWARD = (
         bind=naive_6,
     ),
     SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "int64", "clamp"),
+        kernel="3026389dda53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
         dtypes=("bf16", "bf16", "fp32", "fp32", "none", "log"),
         kernel="ee995543a347",
         config="naive(threads=64, chunk=64)",
@@ -2173,6 +2371,12 @@ BACKWARD = (
     SafeRow(
         dtypes=("bf16", "bf16", "fp32", "fp32", "none", "raw"),
         kernel="344e7323578a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "clamp"),
+        kernel="3026389dda53",
         config="naive(threads=64, chunk=64)",
         bind=naive_4,
     ),
@@ -2189,6 +2393,12 @@ BACKWARD = (
         bind=naive_5,
     ),
     SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "int32", "clamp"),
+        kernel="3026389dda53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
         dtypes=("bf16", "bf16", "fp32", "fp32", "int64", "log"),
         kernel="ee995543a347",
         config="naive(threads=64, chunk=64)",
@@ -2197,6 +2407,12 @@ BACKWARD = (
     SafeRow(
         dtypes=("bf16", "bf16", "fp32", "fp32", "int64", "raw"),
         kernel="344e7323578a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "int64", "clamp"),
+        kernel="3026389dda53",
         config="naive(threads=64, chunk=64)",
         bind=naive_6,
     ),
@@ -2413,222 +2629,6 @@ BACKWARD = (
     SafeRow(
         dtypes=("bf16", "fp32", "fp32", "fp32", "int64", "clamp"),
         kernel="bad81a2e531e",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_6,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "none", "none", "none", "log"),
-        kernel="e4c3ed69ff54",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_4,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "none", "none", "int32", "log"),
-        kernel="e4c3ed69ff54",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_5,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "none", "none", "int64", "log"),
-        kernel="e4c3ed69ff54",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_6,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "none", "fp32", "none", "log"),
-        kernel="e4c3ed69ff54",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_4,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "none", "fp32", "int32", "log"),
-        kernel="e4c3ed69ff54",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_5,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "none", "fp32", "int64", "log"),
-        kernel="e4c3ed69ff54",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_6,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "none", "log"),
-        kernel="e4c3ed69ff54",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_4,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "int32", "log"),
-        kernel="e4c3ed69ff54",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_5,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "int64", "log"),
-        kernel="e4c3ed69ff54",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_6,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "log"),
-        kernel="e4c3ed69ff54",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_4,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "int32", "log"),
-        kernel="e4c3ed69ff54",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_5,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "int64", "log"),
-        kernel="e4c3ed69ff54",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_6,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "none", "none", "none", "clamp"),
-        kernel="c1d3d04cdbf6",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_4,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "none", "none", "int32", "clamp"),
-        kernel="c1d3d04cdbf6",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_5,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "none", "none", "int64", "clamp"),
-        kernel="c1d3d04cdbf6",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_6,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "none", "fp32", "none", "clamp"),
-        kernel="c1d3d04cdbf6",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_4,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "none", "fp32", "int32", "clamp"),
-        kernel="c1d3d04cdbf6",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_5,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "none", "fp32", "int64", "clamp"),
-        kernel="c1d3d04cdbf6",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_6,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "fp32", "none", "none", "clamp"),
-        kernel="c1d3d04cdbf6",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_4,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "fp32", "none", "int32", "clamp"),
-        kernel="c1d3d04cdbf6",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_5,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "fp32", "none", "int64", "clamp"),
-        kernel="c1d3d04cdbf6",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_6,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "clamp"),
-        kernel="c1d3d04cdbf6",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_4,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "fp32", "fp32", "int32", "clamp"),
-        kernel="c1d3d04cdbf6",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_5,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "fp32", "fp32", "int64", "clamp"),
-        kernel="c1d3d04cdbf6",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_6,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
-        kernel="3026389dda53",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_4,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "none", "none", "int32", "clamp"),
-        kernel="3026389dda53",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_5,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "none", "none", "int64", "clamp"),
-        kernel="3026389dda53",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_6,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "none", "fp32", "none", "clamp"),
-        kernel="3026389dda53",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_4,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "none", "fp32", "int32", "clamp"),
-        kernel="3026389dda53",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_5,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "none", "fp32", "int64", "clamp"),
-        kernel="3026389dda53",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_6,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "fp32", "none", "none", "clamp"),
-        kernel="3026389dda53",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_4,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "fp32", "none", "int32", "clamp"),
-        kernel="3026389dda53",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_5,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "fp32", "none", "int64", "clamp"),
-        kernel="3026389dda53",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_6,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "clamp"),
-        kernel="3026389dda53",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_4,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "fp32", "fp32", "int32", "clamp"),
-        kernel="3026389dda53",
-        config="naive(threads=64, chunk=64)",
-        bind=naive_5,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "fp32", "fp32", "int64", "clamp"),
-        kernel="3026389dda53",
         config="naive(threads=64, chunk=64)",
         bind=naive_6,
     ),

@@ -1,6 +1,6 @@
-// digest: 95198ebfa1bb
+// digest: 3640d58fba91
 // Rendered by kgen from templates/wkv/forward_warp_specialized.cu.jinja
-// config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=1)
+// config: warp_specialized(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, fixed_parts=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16.
 //
@@ -29,10 +29,10 @@ struct Config {
     static constexpr int kV = ::kV;
     static constexpr int kWarps = 4;         // consumers, 16 value features each
     static constexpr int kRowWarps = 4;  // producers
-    static constexpr int kStages = 2;       // chunks of inputs in shared memory
+    static constexpr int kStages = 4;       // chunks of inputs in shared memory
     static constexpr int kVec = 8;             // elements per copy
-    static constexpr bool kPowers = false;      // powers of decays from a table
-    static constexpr bool kFixedParts = false;  // the producers' parts of a chunk are unrolled
+    static constexpr bool kPowers = true;      // powers of decays from a table
+    static constexpr bool kFixedParts = true;  // the producers' parts of a chunk are unrolled
 };
 
 using Loop = kgen::wkv6::SpecializedLoop<Config>;
@@ -68,7 +68,7 @@ KGEN_DEVICE void forward(i64 T, i64 H, const Offset* cu_seqlens, Rows<const Valu
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Loop::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(Loop::kThreads, 2)
 wkv_forward(const Value* __restrict__ r,              // [B, T, H, K]
             const Value* __restrict__ k,              // [B, T, H, K]
             const Value* __restrict__ v,              // [B, T, H, V]
