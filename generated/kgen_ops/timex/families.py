@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "8d7223e4f7db7e181430243d7bf6a7d4"
+HEADERS = "4cf55148b62a81b7958efb934d9fa429"
 
 
 def forward_toeplitz_mma(file: KernelFile, call: Call) -> Run:
@@ -61,20 +61,14 @@ def forward_fft(file: KernelFile, call: Call) -> Run:
     """Launch the forward fft."""
     fft_threads = call.fft_threads
     smem_bytes = call.smem_bytes
+    row_blocks = call.row_blocks
     size_b = call.B
     size_c = call.C
     size_t = call.T
-    parked = call.parked
-    points = call.points
-    launch = file.launcher("timex_forward", "ppppqqqf", block=(fft_threads, 1, 1), smem=smem_bytes)
-    grid_x = size_c * ceil_div(size_b, 2)
-    new_sums = file.scratch(
-        2 * points * size_c * ceil_div(size_b, 2) if parked else 0, torch.float32,
-    )
+    launch = file.launcher("timex_forward", "pppqqqf", block=(fft_threads, 1, 1), smem=smem_bytes)
 
     def run(stream: int, w: int, k: int, out: int, eps: float) -> None:
-        sums = new_sums()
-        launch(stream, grid_x, 1, 1, w, k, out, sums.data_ptr(), size_b, size_c, size_t, eps)
+        launch(stream, row_blocks, 1, 1, w, k, out, size_b, size_c, size_t, eps)
 
     return run
 
@@ -113,25 +107,23 @@ def backward_fft(file: KernelFile, call: Call) -> Run:
     """Launch the backward fft."""
     fft_threads = call.fft_threads
     smem_bytes = call.smem_bytes
+    row_blocks = call.row_blocks
     size_b = call.B
     size_c = call.C
     size_t = call.T
     parked = call.parked
     points = call.points
     launch_1 = file.launcher(
-        "timex_backward_k", "ppppqqq", block=(fft_threads, 1, 1), smem=smem_bytes,
+        "timex_backward_k", "pppqqq", block=(fft_threads, 1, 1), smem=smem_bytes,
     )
-    grid_1_x = size_c * ceil_div(size_b, 2)
     launch_2 = file.launcher(
         "timex_backward_w", "ppppqqq", block=(fft_threads, 1, 1), smem=smem_bytes,
     )
-    new_sums = file.scratch(
-        points * size_c * max(3, 2 * ceil_div(size_b, 2)) if parked else 0, torch.float32,
-    )
+    new_sums = file.scratch(2 * points * size_c if parked else 0, torch.float32)
 
     def run(stream: int, gout: int, w: int, k: int, gw: int, gk: int) -> None:
         sums = new_sums()
-        launch_1(stream, grid_1_x, 1, 1, gout, w, gk, sums.data_ptr(), size_b, size_c, size_t)
+        launch_1(stream, row_blocks, 1, 1, gout, w, gk, size_b, size_c, size_t)
         launch_2(stream, size_c, 1, 1, gout, k, gw, sums.data_ptr(), size_b, size_c, size_t)
 
     return run
@@ -195,12 +187,13 @@ FORWARD_COLUMN_CHUNKS_NAMED: dict[str, Callable[[Call], Any]] = {
 }
 
 FORWARD_FFT_NAMED: dict[str, Callable[[Call], Any]] = {
+    "row_blocks": lambda call: call.C * ceil_div(call.B, call.rows),
     "fft_threads": lambda call: call.points // call.per_thread,
     "smem_bytes": lambda call: (
         8 * (call.points + call.points // 4) + 4 * (call.points + call.points // 32)
     ),
     "columns": lambda call: call.T,
-    "fft_registers": lambda call: 64 + (2 if call.parked else 4) * call.per_thread,
+    "fft_registers": lambda call: 48 + 2 * call.per_thread,
 }
 
 FORWARD = (
@@ -322,15 +315,15 @@ FORWARD = (
         parameters=(
             Parameter("points", (256, 512, 1024, 2048, 4096, 8192, 16384)),
             Parameter("per_thread", (8, 16, 32)),
-            Parameter("parked", (False, True)),
+            Parameter("rows", (2, 1, 4, 8)),
             Parameter("min_blocks", (1, 2, 3, 4)),
         ),
         first=(
-            (1024, 16, False, 4),
-            (2048, 16, False, 4),
-            (4096, 16, False, 2),
-            (8192, 16, False, 1),
-            (16384, 32, True, 1),
+            (1024, 16, 2, 4),
+            (2048, 16, 2, 4),
+            (4096, 16, 2, 2),
+            (8192, 16, 2, 1),
+            (16384, 32, 1, 1),
         ),
         named=FORWARD_FFT_NAMED,
         is_safe=False,
@@ -342,12 +335,16 @@ FORWARD = (
             lambda call: call.T <= call.points,
             lambda call: call.fft_threads >= 32,
             lambda call: call.fft_threads <= 1024,
-            lambda call: call.smem_bytes + 512 <= call.smem_per_block,
+            lambda call: call.smem_bytes + 1024 <= call.smem_per_block,
             lambda call: (call.smem_bytes + 2048) * call.min_blocks <= call.smem_per_sm,
         ),
         suits=(
             lambda call: call.T > 512 or call.compute_capability == 0,
             lambda call: call.points < 2 * call.T or call.points == 256,
+            lambda call: call.rows < 2 * call.B or call.rows == 1,
+            lambda call: (
+                call.row_blocks >= call.sm_count or call.rows == 1 or call.compute_capability == 0
+            ),
             lambda call: (
                 call.fft_registers <= min(255, call.regs_per_sm // (call.fft_threads *
                 call.min_blocks) // 8 * 8)
@@ -396,12 +393,14 @@ BACKWARD_TOEPLITZ_MMA_NAMED: dict[str, Callable[[Call], Any]] = {
 }
 
 BACKWARD_FFT_NAMED: dict[str, Callable[[Call], Any]] = {
+    "row_blocks": lambda call: call.C * ceil_div(call.B, call.rows),
     "fft_threads": lambda call: call.points // call.per_thread,
     "smem_bytes": lambda call: (
         8 * (call.points + call.points // 4) + 4 * (call.points + call.points // 32)
     ),
     "columns": lambda call: call.T,
-    "fft_registers": lambda call: 64 + (2 if call.parked else 4) * call.per_thread,
+    "fft_registers": lambda call: 48 + 2 * call.per_thread,
+    "tap_registers": lambda call: call.fft_registers + (0 if call.parked else 2 * call.per_thread),
 }
 
 BACKWARD_COLUMN_CHUNKS_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -504,15 +503,16 @@ BACKWARD = (
         parameters=(
             Parameter("points", (256, 512, 1024, 2048, 4096, 8192, 16384)),
             Parameter("per_thread", (8, 16, 32)),
-            Parameter("parked", (False, True)),
+            Parameter("rows", (2, 1, 4, 8)),
             Parameter("min_blocks", (1, 2, 3, 4)),
+            Parameter("parked", (False, True)),
         ),
         first=(
-            (1024, 16, False, 4),
-            (2048, 16, False, 4),
-            (4096, 16, False, 2),
-            (8192, 16, False, 1),
-            (16384, 32, True, 1),
+            (1024, 16, 2, 4, False),
+            (2048, 16, 2, 4, False),
+            (4096, 16, 2, 2, False),
+            (8192, 16, 2, 1, False),
+            (16384, 32, 1, 1, True),
         ),
         named=BACKWARD_FFT_NAMED,
         is_safe=False,
@@ -524,14 +524,22 @@ BACKWARD = (
             lambda call: call.T <= call.points,
             lambda call: call.fft_threads >= 32,
             lambda call: call.fft_threads <= 1024,
-            lambda call: call.smem_bytes + 512 <= call.smem_per_block,
+            lambda call: call.smem_bytes + 1024 <= call.smem_per_block,
             lambda call: (call.smem_bytes + 2048) * call.min_blocks <= call.smem_per_sm,
         ),
         suits=(
             lambda call: call.T > 512 or call.compute_capability == 0,
             lambda call: call.points < 2 * call.T or call.points == 256,
+            lambda call: call.rows < 2 * call.B or call.rows == 1,
+            lambda call: (
+                call.row_blocks >= call.sm_count or call.rows == 1 or call.compute_capability == 0
+            ),
             lambda call: (
                 call.fft_registers <= min(255, call.regs_per_sm // (call.fft_threads *
+                call.min_blocks) // 8 * 8)
+            ),
+            lambda call: (
+                call.tap_registers <= min(255, call.regs_per_sm // (call.fft_threads *
                 call.min_blocks) // 8 * 8)
             ),
         ),

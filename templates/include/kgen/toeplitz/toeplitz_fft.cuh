@@ -257,12 +257,18 @@ private:
     KGEN_DEVICE float partial_sum(const T* x, int t, int lags, int lane) const {
         const int begin = Side == Triangle::lower ? max(0, t + 1 - lags) : t;
         const int end = Side == Triangle::lower ? t + 1 : min(columns_, t + lags);
-        float sum = 0.0f;
-        for (int col = begin + lane; col < end; col += Lanes) {
-            const int d = Side == Triangle::lower ? t - col : col - t;
-            sum = fma(to_float(w_[columns_ - 1 - d]), to_float(x[col]), sum);
+        // Four chains, because a long one loses more, and to have more loads under way.
+        float sum[4] = {};
+        for (int first = begin + lane; first < end; first += 4 * Lanes) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int col = first + i * Lanes;
+                if (col >= end) continue;
+                const int d = Side == Triangle::lower ? t - col : col - t;
+                sum[i] = fma(to_float(w_[columns_ - 1 - d]), to_float(x[col]), sum[i]);
+            }
         }
-        return sum;
+        return (sum[0] + sum[1]) + (sum[2] + sum[3]);
     }
 
     Fft fft_;

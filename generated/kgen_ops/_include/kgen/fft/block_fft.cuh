@@ -1,12 +1,15 @@
-// A complex fp32 Fourier transform by the threads of a block.
+// A Fourier transform of real fp32 rows by the threads of a block, for convolutions without wrap-around.
 //
-//     X[f] = sum over n < Points of x[n] * exp(-2 pi i f n / Points)            forward
-//     x[n] = sum over f < Points of X[f] * exp(+2 pi i f n / Points)            inverse, not divided by Points
+//     X[f] = sum over n < Points of x[n] * q^n * exp(-2 pi i f n / Points)        q = exp(-i pi / (2 Points))
 //
-// With half == 1 the transform is of x[n] * exp(-i pi n / Points), and the inverse undoes this. A product of such
-// spectra gives a negacyclic convolution, d[n] = y[n] - y[n + Points], and with half == 0 a cyclic one, c[n] = y[n] +
-// y[n + Points]. So (c + d) / 2 is a convolution without wrap-around. It takes shared memory for `Points` values,
-// where rows padded to 2 * Points would take twice as much.
+// The factors q^n are the twist. The product of two such spectra, transformed back and divided by Points, is z[n] q^n,
+//
+//     z[n] = y[n] - i * y[n + Points]         y: the convolution of the rows, of 2 Points - 1 values
+//
+// because q^Points = -i. So the real part is the convolution, and the imaginary part what would have gone around
+// (Nussbaumer's right-angle convolution). The spectrum of one row with the conjugate of the other's gives a
+// correlation in the same way. A transform padded to 2 * Points would take twice the shared memory, and a complex row
+// of two real ones would need a second, negacyclic transform.
 //
 // Data layout. A thread holds PerThread points in registers, real and imaginary parts apart. Before `forward` and
 // after `inverse` its point r is x[point(r)]; consecutive threads hold consecutive points. Spectra are in the order
@@ -17,11 +20,13 @@
 // exp(-2 pi i (i j) / length), and leaves `radix` blocks of `stride` points. The inverse runs the passes backwards.
 //
 // Shared memory, kSmemBytes: f32x2 kept[Points], a spectrum that a thread puts aside, in the order [r][thread]; f32x2
-// roots[Points / 4]; float line[kLine] for exchanges. A line has a gap after every 32 points, so that the strides of a
+// roots[Points / 4], at root_place; float line[kLine] for exchanges. A line has a gap after every 32 points, so that the strides of a
 // pass meet different banks. Real and imaginary parts take turns on one line.
 //
-// Synchronisation: an exchange has four block barriers, the first of which protects the line's readers before it. All
-// threads of the block call all functions together. `init` ends with a barrier.
+// Synchronisation: an exchange has four barriers, the first of which protects the line's readers before it. They are
+// barriers of the block in the first pass. In later ones, where the points of a warp stay within it, they are barriers
+// of the warp, so that warps drift apart and one computes while another waits for memory. All threads of the block
+// call all functions together. `init` ends with a barrier.
 #pragma once
 
 #include "kgen/fft/roots.cuh"
@@ -61,7 +66,7 @@ KGEN_DEVICE void small_dft(float (&re)[R], float (&im)[R]) {
                 y = Forward ? -x : x;
                 x = turned;
             } else if (i != 0) {
-                const f32x2 root = root_of_64(i * (64 / R));
+                const f32x2 root = root_of_128(i * (128 / R));
                 const float sine = Forward ? root.y : -root.y;
                 const float turned = x * root.x - y * sine;
                 y = x * sine + y * root.x;
@@ -77,19 +82,16 @@ KGEN_DEVICE void small_dft(float (&re)[R], float (&im)[R]) {
 
 }  // namespace detail
 
-// Squares the values of two rows.
 template <int N>
-KGEN_DEVICE void square(float (&re)[N], float (&im)[N]) {
+KGEN_DEVICE void square(float (&values)[N]) {
 #pragma unroll
-    for (int r = 0; r < N; ++r) {
-        re[r] *= re[r];
-        im[r] *= im[r];
-    }
+    for (int r = 0; r < N; ++r) values[r] *= values[r];
 }
 
-// Returns the largest of a thread's |X|^2, and of `largest`.
+// Returns the largest of a thread's |X|^2.
 template <int N>
-KGEN_DEVICE float largest_square(const float (&re)[N], const float (&im)[N], float largest) {
+KGEN_DEVICE float largest_square(const float (&re)[N], const float (&im)[N]) {
+    float largest = 0.0f;
 #pragma unroll
     for (int r = 0; r < N; ++r) largest = max(largest, re[r] * re[r] + im[r] * im[r]);
     return largest;
@@ -99,7 +101,7 @@ KGEN_DEVICE float largest_square(const float (&re)[N], const float (&im)[N], flo
 template <int Points, int PerThread>
 class BlockFft {
     static_assert(is_power_of_two(Points) && is_power_of_two(PerThread), "powers of two");
-    static_assert(PerThread >= 4 && PerThread <= 32, "root_of_64 serves a radix of 4 to 32");
+    static_assert(PerThread >= 4 && PerThread <= 32, "root_of_128 serves a radix of 4 to 32");
     static_assert(Points >= 32 * PerThread && Points / PerThread <= 1024, "1 to 32 warps");
 
 public:
@@ -115,14 +117,6 @@ public:
     // The line, for other uses between transforms.
     KGEN_DEVICE float* line() const { return line_; }
 
-    // Scratch of reductions while no spectrum is kept; `which` is 0 or 1. Static arrays would take room that the
-    // largest transforms need.
-    template <class Scratch>
-    KGEN_DEVICE Scratch& scratch(int which) const {
-        static_assert(2 * sizeof(Scratch) <= 8 * Points, "two of them lie in the place of a spectrum");
-        return reinterpret_cast<Scratch*>(kept_ + which * (Points / 2))[0];
-    }
-
     // Puts a spectrum aside. Only its thread reads it, so that no barrier is needed.
     KGEN_DEVICE void keep(const float (&re)[PerThread], const float (&im)[PerThread]) {
 #pragma unroll
@@ -132,9 +126,9 @@ public:
 
     // Fills the table of roots.
     KGEN_DEVICE void init() {
-        twist_ = unit_root(static_cast<float>(thread_rank()) * (-1.0f / Points));
+        twist_ = unit_root(static_cast<float>(thread_rank()) * (-0.5f / Points));
         for (int k = thread_rank(); k < kRoots; k += kThreads)
-            roots_[k] = unit_root(static_cast<float>(k) * (-2.0f / Points));
+            roots_[root_place(k)] = unit_root(static_cast<float>(k) * (-2.0f / Points));
         sync_block();
     }
 
@@ -143,14 +137,27 @@ public:
         return thread_rank() + r * kThreads;
     }
 
-    KGEN_DEVICE void forward(float (&re)[PerThread], float (&im)[PerThread], int half) {
-        if (half == 1) twist<true>(re, im);
+    // `re` has a row, and becomes with `im` its spectrum.
+    KGEN_DEVICE void forward(float (&re)[PerThread], float (&im)[PerThread]) {
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) {
+            const f32x2 factor = twist(r);
+            im[r] = re[r] * factor.y;
+            re[r] *= factor.x;
+        }
         down<0>(re, im);
     }
 
-    KGEN_DEVICE void inverse(float (&re)[PerThread], float (&im)[PerThread], int half) {
-        up<kPasses - 1>(re, im);
-        if (half == 1) twist<false>(re, im);
+    // Returns a row with its twist, times Points.
+    KGEN_DEVICE void inverse(float (&re)[PerThread], float (&im)[PerThread]) { up<kPasses - 1>(re, im); }
+
+    // Replaces `re` by the real parts of a row, given the row with its twist.
+    KGEN_DEVICE void untwist(float (&re)[PerThread], const float (&im)[PerThread]) const {
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) {
+            const f32x2 factor = twist(r);
+            re[r] = re[r] * factor.x + im[r] * factor.y;
+        }
     }
 
 private:
@@ -170,15 +177,12 @@ private:
     }
     static constexpr int kPasses = passes();
 
-    // Multiplies point n by exp(-i pi n / Points), or by its conjugate.
-    template <bool Forward>
-    KGEN_DEVICE void twist(float (&re)[PerThread], float (&im)[PerThread]) const {
-        // Opaque: else all the products would stay in registers from one transform to the next.
+    // Returns the factor of this thread's point r, exp(-i pi n / (2 Points)).
+    KGEN_DEVICE f32x2 twist(int r) const {
+        // Opaque: else all factors would stay in registers from one transform to the next.
         const f32x2 first = {bit_cast<float>(opaque(bit_cast<int>(twist_.x))),
                              bit_cast<float>(opaque(bit_cast<int>(twist_.y)))};
-#pragma unroll
-        for (int r = 0; r < PerThread; ++r)
-            rotate<Forward>(re[r], im[r], complex_mul(first, root_of_64(r * (32 / PerThread))));
+        return complex_mul(first, root_of_128(r * (32 / PerThread)));
     }
 
     // Multiplies by a root, or by its conjugate.
@@ -196,7 +200,7 @@ private:
         for (int m = 0; m < PerThread / kRadix; ++m) {
             butterfly<kRadix, true>(re + m * kRadix, im + m * kRadix);
             if constexpr (Pass + 1 < kPasses)
-                twiddle<Pass, true>(re + m * kRadix, im + m * kRadix, m);
+                twiddle<Pass, true>(re, im);
         }
         if constexpr (Pass + 1 < kPasses) {
             exchange<Pass, Pass + 1>(re, im);
@@ -210,7 +214,7 @@ private:
 #pragma unroll
         for (int m = 0; m < PerThread / kRadix; ++m) {
             if constexpr (Pass + 1 < kPasses)
-                twiddle<Pass, false>(re + m * kRadix, im + m * kRadix, m);
+                twiddle<Pass, false>(re, im);
             butterfly<kRadix, false>(re + m * kRadix, im + m * kRadix);
         }
         if constexpr (Pass > 0) {
@@ -235,13 +239,17 @@ private:
         }
     }
 
-    // Multiplies value i of butterfly m by root^(i j), root = exp(-2 pi i / length). The table has the powers
+    // The place of exp(-2 pi i k / Points) in the table. Lanes of a warp that read every 16th root meet all banks.
+    static KGEN_DEVICE int root_place(int k) { return k ^ (k >> 4 & 15); }
+
+    // Multiplies value i by root^(i j), root = exp(-2 pi i / length). The table has the powers
     // 1, 2, 4, .. R / 4 of root^j, and the others are products of these: a chain of squares would multiply the
     // error of its first root.
     template <int Pass, bool Forward>
-    KGEN_DEVICE void twiddle(float* re, float* im, int m) const {
+    KGEN_DEVICE void twiddle(float* re, float* im) const {
         constexpr int kRadix = radix(Pass), kStride = length(Pass) / kRadix;
-        const int j = opaque(thread_rank() + m * kThreads) % kStride * (Points / length(Pass));
+        static_assert(kRadix == PerThread, "a thread has one butterfly of each pass but the last");
+        const int j = opaque(thread_rank()) % kStride * (Points / length(Pass));
         f32x2 power[kRadix];
 #pragma unroll
         for (int i = 1; i < kRadix; ++i) {
@@ -249,7 +257,7 @@ private:
             if (rest != 0) {
                 power[i] = complex_mul(power[rest], power[i - rest]);
             } else if (i < kRadix / 2) {
-                power[i] = roots_[i * j];
+                power[i] = roots_[root_place(i * j)];
             } else {
                 power[i] = complex_mul(power[i / 2], power[i / 2]);
             }
@@ -257,37 +265,53 @@ private:
         }
     }
 
-    // The place of a thread's value r in a pass, on the line.
+    // The place of a thread's value r in a pass, on the line. The butterflies of a thread in the last pass, of a
+    // smaller radix, are neighbours.
     template <int Pass>
     static KGEN_DEVICE int place(int r) {
         constexpr int kRadix = radix(Pass), kLength = length(Pass), kStride = kLength / kRadix;
-        const int q = thread_rank() + r / kRadix * kThreads;
-        const int first = q / kStride * kLength + q % kStride;
-        const int offset = r % kRadix * kStride;
-        // No bit of `offset` is one of `first`, so that gaps may be counted apart.
-        return first + first / 32 + offset + offset / 32;
+        if constexpr (kStride == 1) {
+            const int first = thread_rank() * PerThread + r;
+            return first + first / 32;
+        } else {
+            const int first = thread_rank() / kStride * kLength + thread_rank() % kStride;
+            const int offset = r * kStride;
+            // No bit of `offset` is one of `first`, so that gaps may be counted apart.
+            return first + first / 32 + offset + offset / 32;
+        }
     }
 
+    // An exchange moves values within a block of points of the earlier of two passes.
     template <int From, int To>
     KGEN_DEVICE void exchange(float (&re)[PerThread], float (&im)[PerThread]) {
-        exchange_part<From, To>(re);
-        exchange_part<From, To>(im);
+        constexpr bool kInWarp = length(From < To ? From : To) <= kWarpSize * PerThread;
+        exchange_part<From, To, kInWarp>(re);
+        exchange_part<From, To, kInWarp>(im);
     }
 
-    template <int From, int To>
+    template <int From, int To, bool InWarp>
     KGEN_DEVICE void exchange_part(float (&part)[PerThread]) {
-        sync_block();
+        barrier<InWarp>();
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) line_[place<From>(r)] = part[r];
-        sync_block();
+        barrier<InWarp>();
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) part[r] = line_[place<To>(r)];
+    }
+
+    template <bool OfWarp>
+    static KGEN_DEVICE void barrier() {
+        if constexpr (OfWarp) {
+            sync_warp();
+        } else {
+            sync_block();
+        }
     }
 
     f32x2* kept_;
     f32x2* roots_;
     float* line_;
-    f32x2 twist_ = {};  // exp(-i pi n / Points) of this thread's point 0
+    f32x2 twist_ = {};  // the factor of this thread's point 0
 };
 
 }  // namespace kgen

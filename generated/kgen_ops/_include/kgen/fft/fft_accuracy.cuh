@@ -1,18 +1,17 @@
 // Which outputs of a convolution by Fourier transforms are accurate, and the scales of its rows.
 //
 // The error of a transform is relative to the norm of its row, and is about the same at all outputs. An output whose
-// own terms are small may not be accurate enough. With u = 2^-23, spectra A and B of N points, padding included:
+// own terms are small may not be accurate enough. With u = 2^-23, spectra A and B of N points, and y of all 2 N outputs:
 //
 //     error <= kFftErrors * u * (norm(a) * norm(b) / sqrt(N)       of the operands' transforms, spread evenly
-//                                + root mean square of N outputs)  of the product and of the transform back
+//                                + norm(y) / sqrt(N))              of the product and of the transform back
 //              + kPeakErrors * u * max |A| * max |B| / N            where peaks meet what a peak leaves elsewhere
 //     is accurate:  error <= admitted_error * u * max(|y|, root of the sum of the terms' squares)
 //
 // The sums of the terms' squares are themselves a convolution, of squared rows, and the same transforms find them. For
 // 16-bit outputs |y| alone decides: they admit so much that few outputs are in doubt.
 //
-// Rows are multiplied by powers of two, so that their norms are between 1 and 2: no sum overflows, and the two rows
-// of a complex one have errors of the same size.
+// Rows are multiplied by powers of two, so that their norms are between 1 and 2: no sum overflows.
 #pragma once
 
 #include "kgen/primitives/math.cuh"
@@ -60,6 +59,7 @@ public:
     static KGEN_DEVICE RowScale of_largest(float largest) {
         const int exponent = static_cast<int>(bit_cast<u32>(largest) >> 23) - 127;
         RowScale scale;
+        scale.factor_ = 0.0f;
         if (largest < infinity())
             scale.factor_ = power_of_two(largest > 0.0f ? -max(-126, min(exponent, 126)) : 0);
         return scale;
@@ -89,15 +89,17 @@ public:
     }
 
 private:
-    float factor_ = 0.0f;
+    float factor_;
 };
 
 // Decides for each output whether it is accurate.
 template <class Out>
 class FftAccuracy {
 public:
+    FftAccuracy() = default;
+
     // `operands`: the product of the sums of squares of the two operands' scaled values. `outputs`: the sum of squares
-    // of all N = `points` outputs. `peaks`: max |A|^2 * max |B|^2.
+    // of all outputs. `points`: N. `peaks`: max |A|^2 * max |B|^2.
     KGEN_DEVICE FftAccuracy(float operands, float outputs, float peaks, float points, int terms) {
         const float error = kFftErrors * (sqrt(operands / points) + sqrt(outputs / points)) +
                             kPeakErrors * sqrt(peaks) / points;

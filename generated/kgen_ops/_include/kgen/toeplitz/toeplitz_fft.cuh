@@ -3,21 +3,21 @@
 //     lower:  y[b][t] = bias + sum over u <= t of tap(t - u) * x[b][u]        tap(d) = w[columns - 1 - d]
 //     upper:  y[b][u] = bias + sum over t >= u of tap(t - u) * x[b][t]
 //
-// A block computes two batch rows of a channel. They are the real and the imaginary part of one complex row: the taps
-// are real, so that a product with their spectrum (lower), or with its conjugate (upper), keeps the two apart.
+// A block computes up to `Rows` batch rows of a channel, one after the other, with the spectrum of the channel's taps
+// (lower), or its conjugate (upper).
 //
 // NaN, Inf and accuracy: a transform would spread a NaN over the whole row, and it rounds relative to the row's norm.
 // Outputs of a row with NaN or Inf, or with taps that have them, and outputs that are not accurate enough
-// (fft_accuracy.cuh) are summed directly, each by a warp, inside the triangle only. A row of ordinary numbers has a
-// few such outputs, next to the tip of the triangle; a row with a NaN takes time that grows with columns^2. Trained
-// filters decay until their taps are 0: such terms are left out, unless the row is not finite.
+// (fft_accuracy.cuh) are summed directly, inside the triangle only. A row of ordinary numbers has a few such outputs,
+// next to the tip of the triangle; a row with a NaN takes time that grows with columns^2. Trained filters decay until
+// their taps are 0: such terms are left out, unless the row is not finite.
 //
-// Shared memory: the map of BlockFft. In the end its line holds the list of outputs that are summed directly.
+// Shared memory: the map of BlockFft. After a row's transforms its line holds the list of outputs that are summed
+// directly.
 #pragma once
 
 #include "kgen/fft/block_fft.cuh"
 #include "kgen/fft/fft_accuracy.cuh"
-#include "kgen/fft/parking.cuh"
 #include "kgen/primitives/atomic.cuh"
 #include "kgen/toeplitz/toeplitz.cuh"
 
@@ -26,8 +26,8 @@ namespace kgen {
 // Rows of at most so many values are summed directly: hardly any of their outputs would be accurate.
 constexpr int kShortRow = 32;
 
-// A list of outputs in shared memory: any thread adds to it, and warps share its entries. Its order does not matter to
-// results. `outputs` is how many there may be, at most 65536.
+// A list of outputs in shared memory: any thread adds to it, and groups of lanes share its entries. Its order does not
+// matter to results. There may be at most 65536 outputs.
 class DirectOutputs {
 public:
     KGEN_DEVICE DirectOutputs(float* memory, int* count)
@@ -42,13 +42,20 @@ public:
 
     KGEN_DEVICE void add(int output) { outputs_[atomic_add(count_, 1)] = static_cast<u16>(output); }
 
-    // Calls sum(output, lane) for each output, in all lanes of a warp, after a block barrier.
-    template <int Threads, class Sum>
-    KGEN_DEVICE void for_each(Sum sum) const {
+    // For each output, after a block barrier: Lanes lanes call terms(output, lane) for their part of the sum, and one
+    // calls store(output, sum). Many lanes suit long sums, and few lanes have more outputs at work.
+    template <int Threads, int Lanes, class Terms, class Store>
+    KGEN_DEVICE void for_each(Terms terms, Store store) const {
         sync_block();
-        const int count = *count_;
-        for (int i = thread_rank() / kWarpSize; i < count; i += Threads / kWarpSize)
-            sum(static_cast<int>(outputs_[i]), lane_id());
+        const int count = *count_, lane = thread_rank() % Lanes;
+        // All lanes of a warp take part in its sums, also those without an output.
+        for (int first = thread_rank() / kWarpSize * (kWarpSize / Lanes); first < count;
+             first += Threads / Lanes) {
+            const int i = first + lane_id() / Lanes;
+            const int output = i < count ? static_cast<int>(outputs_[i]) : -1;
+            const float sum = lanes_sum<Lanes>(output >= 0 ? terms(output, lane) : 0.0f);
+            if (output >= 0 && lane == 0) store(output, sum);
+        }
     }
 
 private:
@@ -58,256 +65,237 @@ private:
 
 namespace detail {
 
-// One channel and two batch rows.
-template <Triangle Side, class T, class W, int Points, int PerThread, bool Parked>
+// One channel and up to Rows batch rows.
+template <Triangle Side, class T, class W, int Points, int PerThread, int Rows>
 class ToeplitzFft {
 public:
     using Fft = BlockFft<Points, PerThread>;
     static constexpr int kThreads = Fft::kThreads;
-    using FirstHalf = Parking<2 * PerThread, kThreads, Parked>;
     static constexpr bool kSquares = sizeof(T) == 4;  // whether |y| alone does not decide
 
-    KGEN_DEVICE ToeplitzFft(const W* w, const T* x, T* y, float* workspace, int rows, i64 stride,
-                            int columns)
+    KGEN_DEVICE ToeplitzFft(const W* w, const T* x, T* y, int rows, i64 stride, int columns, float bias)
         : fft_(dynamic_smem<f32x2>()),
-          first_half_(workspace),
           w_(w),
           x_(x),
           y_(y),
           rows_(rows),
           columns_(columns),
           lags_(columns),
-          stride_(stride) {}
+          stride_(stride),
+          bias_(bias) {}
 
-    KGEN_DEVICE void run(float bias) {
+    KGEN_DEVICE void run() {
         __shared__ int count;
         DirectOutputs direct(fft_.line(), &count);
         if (columns_ <= kShortRow) {
-            direct.clear();
-            for (int i = thread_rank(); i < rows_ * columns_; i += kThreads)
-                direct.add(i / columns_ * Points + i % columns_);
+            for (int row = 0; row < rows_; ++row) {
+                direct.clear();
+                for (int t = thread_rank(); t < columns_; t += kThreads) direct.add(t);
+                sum_directly(direct, row, columns_);
+            }
         } else {
-            transform(direct, bias);
+            transform(direct);
         }
-        direct.template for_each<kThreads>([&](int output, int lane) {
-            const int t = output % Points;
-            const int row = output / Points;
-            const i64 offset = row * stride_;
-            const int lags = is_finite(row) ? lags_ : columns_;
-            const float sum = lanes_sum<kWarpSize>(partial_sum(x_ + offset, t, lags, lane));
-            if (lane == 0) y_[offset + t] = from_float<T>(sum + bias);
-        });
     }
 
 private:
-    // Stores all outputs, and lists those that are not accurate.
-    KGEN_DEVICE void transform(DirectOutputs& direct, float bias) {
-        fft_.init();
-        find_scales();
+    // What is known of a row after its first transforms.
+    struct Row {
+        RowScale scale;
+        FftAccuracy<T> accuracy;
+    };
 
-        // 1. The outputs; and for fp32 the sums of their terms' squares.
-        float re[PerThread], im[PerThread], energy = 0.0f, peaks = 0.0f;
+    KGEN_DEVICE void transform(DirectOutputs& direct) {
+        __shared__ Row known[Rows];
+        fft_.init();
+        const float taps = find_taps_scale();
+
+        // First the outputs, then for fp32 the sums of their terms' squares. Row -1 are the taps: their transform and
+        // those of rows share one place in the code, which would else exceed an SM's instruction cache.
+        float re[PerThread], im[PerThread], taps_peak = 0.0f;
 #pragma unroll 1
         for (int squared = 0; squared <= (kSquares ? 1 : 0); ++squared) {
-            convolve(re, im, squared == 1);
-            if (squared == 0) {
-                find_magnitudes(energy, peaks);
-                store(re, 0, bias);
-                if (rows_ > 1) store(im, 1, bias);
+#pragma unroll 1
+            for (int row = -1; row < rows_; ++row) {
+                Row found;
+                float operands = 0.0f;
+                if (row < 0) {
+                    load_taps(re);
+                } else {
+                    if (squared == 1) {
+                        found = known[row];
+                    } else {
+                        operands = taps * find_scale(x_ + row * stride_, found.scale);
+                    }
+                    load_row(re, row, found.scale);
+                }
+                if (squared == 1) square(re);
+                fft_.forward(re, im);
+                const float peak = largest_square(re, im);
+                if (row < 0) {
+                    if (squared == 0) taps_peak = group_max<kThreads, 1>(peak);
+                    fft_.keep(re, im);
+                    continue;
+                }
+                multiply(re, im);
+                fft_.inverse(re, im);
+                if (squared == 0) {
+                    // Of the squares of all 2 Points outputs, with those that went around.
+                    float energy = 0.0f;
+#pragma unroll
+                    for (int r = 0; r < PerThread; ++r) energy += re[r] * re[r] + im[r] * im[r];
+                    energy = group_sum<kThreads, 1>(energy);
+                    const float peaks = taps_peak * group_max<kThreads, 1>(peak);
+                    found.accuracy = FftAccuracy<T>(operands, energy, peaks, Points, columns_);
+                    // Read after barriers, those of the next transform.
+                    if (kSquares && thread_rank() == 0) known[row] = found;
+                }
+                fft_.untwist(re, im);
+                if (squared == 0) store(re, row, found.scale);
+                if (squared == (kSquares ? 1 : 0)) {
+                    direct.clear();
+                    list_inaccurate(direct, row, found, re);
+                    const bool finite = taps_.is_finite() && found.scale.is_finite();
+                    sum_directly(direct, row, finite ? lags_ : columns_);
+                }
             }
         }
-
-        // 2. Which outputs are accurate.
-        const FftAccuracy<T> accuracy(operands_, energy, peaks, 2.0f * Points, columns_);
-        direct.clear();
-        list_inaccurate(direct, accuracy, 0, re);
-        if (rows_ > 1) list_inaccurate(direct, accuracy, 1, im);
     }
 
-    KGEN_DEVICE void list_inaccurate(DirectOutputs& direct, const FftAccuracy<T>& accuracy, int row,
+    // The spectrum of a row becomes that of its outputs, divided by Points.
+    KGEN_DEVICE void multiply(float (&re)[PerThread], float (&im)[PerThread]) const {
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) {
+            const f32x2 taps = fft_.kept(r);
+            const float sine = Side == Triangle::lower ? taps.y : -taps.y, x = re[r];
+            re[r] = (x * taps.x - im[r] * sine) * (1.0f / Points);
+            im[r] = (x * sine + im[r] * taps.x) * (1.0f / Points);
+        }
+    }
+
+    KGEN_DEVICE void list_inaccurate(DirectOutputs& direct, int row, const Row& found,
                                      const float (&squares)[PerThread]) const {
-        const bool finite = is_finite(row);
+        const bool finite = taps_.is_finite() && found.scale.is_finite();
+        const int exponent = taps_.exponent() + found.scale.exponent();
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
             if (t >= columns_) continue;
-            const float y = times_power_of_two(to_float(y_[row * stride_ + t]), -exponent(row));
-            if (!finite || !accuracy.is_accurate(y, kSquares ? squares[r] : 0.0f))
-                direct.add(row * Points + t);
+            const float y = times_power_of_two(to_float(y_[row * stride_ + t]), -exponent);
+            if (!finite || !found.accuracy.is_accurate(y, kSquares ? squares[r] : 0.0f)) direct.add(t);
         }
     }
 
-    KGEN_DEVICE void find_scales() {
-        float largest[4] = {};
-        for (int t = thread_rank(); t < columns_; t += kThreads) {
-            const float tap = abs(to_float(w_[t]));
-            largest[0] = Max::apply(largest[0], tap);
-            largest[1] = Max::apply(largest[1], abs(to_float(x_[t])));
-            if (rows_ > 1) largest[2] = Max::apply(largest[2], abs(to_float(x_[stride_ + t])));
-            if (tap > 0.0f) largest[3] = Max::apply(largest[3], static_cast<float>(columns_ - t));
+    KGEN_DEVICE void sum_directly(const DirectOutputs& direct, int row, int lags) const {
+        const T* x = x_ + row * stride_;
+        T* y = y_ + row * stride_;
+        const auto store = [&](int t, float sum) { y[t] = from_float<T>(sum + bias_); };
+        if (lags <= kShortRow) {
+            direct.template for_each<kThreads, 1>(
+                [&](int t, int) { return partial_sum<1>(x, t, lags, 0); }, store);
+        } else {
+            direct.template for_each<kThreads, 8>(
+                [&](int t, int lane) { return partial_sum<8>(x, t, lags, lane); }, store);
         }
-        using Largest = GroupReduce<Max, kThreads, 1, 4>;
-        Largest reduce(fft_.template scratch<typename Largest::Scratch>(0));
-        reduce(largest);
-        lags_ = static_cast<int>(largest[3]);
-        taps_ = RowScale::of_largest(largest[0]);
-        row_[0] = RowScale::of_largest(largest[1]);
-        // A row that is not there counts as zeros, which are not loaded.
-        if (rows_ > 1) row_[1] = RowScale::of_largest(largest[2]);
-
-        float sums[3] = {};
-        for (int t = thread_rank(); t < columns_; t += kThreads) {
-            const float a = taps_.load(w_ + t, true), b = row_[0].load(x_ + t, true),
-                        c = row_[1].load(x_ + stride_ + t, true);
-            sums[0] += a * a;
-            sums[1] += b * b;
-            sums[2] += c * c;
-        }
-        using Sums = GroupSum<kThreads, 1, 3>;
-        Sums add(fft_.template scratch<typename Sums::Scratch>(1));
-        add(sums);
-        operands_ = taps_.normalise(sums[0]) *
-                    (row_[0].normalise(sums[1]) + row_[1].normalise(sums[2]));
     }
 
-    // The two rows of scaled outputs, or with `squared` the sums of the squares of their terms.
-    KGEN_DEVICE void convolve(float (&re)[PerThread], float (&im)[PerThread], bool squared) {
-        energy_ = taps_peak_ = rows_peak_ = 0.0f;
-#pragma unroll 1
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll 1
-            for (int operand = 0; operand < 2; ++operand) {
-                if (operand == 0) {
-                    load_taps(re, im);
-                } else {
-                    load_rows(re, im);
-                }
-                if (squared) square(re, im);
-                fft_.forward(re, im, half);
-                if (operand == 0) {
-                    taps_peak_ = largest_square(re, im, taps_peak_);
-                    fft_.keep(re, im);
-                }
-            }
-            rows_peak_ = largest_square(re, im, rows_peak_);
-#pragma unroll
-            for (int r = 0; r < PerThread; ++r) {
-                const f32x2 taps = fft_.kept(r);
-                const float sine = Side == Triangle::lower ? taps.y : -taps.y, x = re[r];
-                re[r] = x * taps.x - im[r] * sine;
-                im[r] = x * sine + im[r] * taps.x;
-            }
-            fft_.inverse(re, im, half);
-#pragma unroll
-            for (int r = 0; r < PerThread; ++r) {
-                re[r] *= 0.5f / Points;
-                im[r] *= 0.5f / Points;
-                energy_ += re[r] * re[r] + im[r] * im[r];
-            }
-            if (half == 0) {
-#pragma unroll
-                for (int r = 0; r < PerThread; ++r) {
-                    first_half_.put(2 * r, re[r]);
-                    first_half_.put(2 * r + 1, im[r]);
-                }
-            }
+    // Finds the scale of the taps, and their largest lag. Returns the sum of the squares of the scaled taps.
+    KGEN_DEVICE float find_taps_scale() {
+        float lags = 0.0f;
+        for (int t = thread_rank(); t < columns_; t += kThreads)
+            if (abs(to_float(w_[t])) > 0.0f) lags = Max::apply(lags, static_cast<float>(columns_ - t));
+        lags_ = static_cast<int>(group_max<kThreads, 1>(lags));
+        return find_scale(w_, taps_);
+    }
+
+    // Finds the scale of `values`. Returns the sum of the squares of the scaled values.
+    template <class Value>
+    KGEN_DEVICE float find_scale(const Value* values, RowScale& scale) const {
+        float largest = 0.0f, squares = 0.0f;
+        for (int t = thread_rank(); t < columns_; t += kThreads)
+            largest = Max::apply(largest, abs(to_float(values[t])));
+        scale = RowScale::of_largest(group_max<kThreads, 1>(largest));
+        for (int t = thread_rank(); t < columns_; t += kThreads) {
+            const float value = scale.load(values + t, true);
+            squares += value * value;
         }
-#pragma unroll
-        for (int r = 0; r < PerThread; ++r) {
-            re[r] += first_half_.get(2 * r);
-            im[r] += first_half_.get(2 * r + 1);
-        }
+        return scale.normalise(group_sum<kThreads, 1>(squares));
     }
 
     // Opaque: else what depends on `columns` would stay in registers from one transform to the next.
-    KGEN_DEVICE void load_taps(float (&re)[PerThread], float (&im)[PerThread]) const {
+    KGEN_DEVICE void load_taps(float (&re)[PerThread]) const {
         const int columns = opaque(columns_);
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
             re[r] = taps_.load(w_ + (columns - 1 - t), t < columns);
-            im[r] = 0.0f;
         }
     }
 
-    KGEN_DEVICE void load_rows(float (&re)[PerThread], float (&im)[PerThread]) const {
+    KGEN_DEVICE void load_row(float (&re)[PerThread], int row, RowScale scale) const {
         const int columns = opaque(columns_);
+        const T* x = x_ + row * stride_;
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
-            re[r] = row_[0].load(x_ + t, t < columns);
-            im[r] = row_[1].load(x_ + stride_ + t, t < columns);
+            re[r] = scale.load(x + t, t < columns);
         }
     }
 
-    // Sum of the squares of all 2 Points outputs, and max |A|^2 * max |B|^2 of the spectra, after `convolve`.
-    KGEN_DEVICE void find_magnitudes(float& energy, float& peaks) const {
-        using Sums = GroupSum<kThreads, 1>;
-        Sums add(fft_.template scratch<typename Sums::Scratch>(1));
-        energy = 2.0f * add(energy_);  // c^2 + d^2 = 2 (y[t]^2 + y[t + Points]^2), and both were halved
-        using Largest = GroupReduce<Max, kThreads, 1, 2>;
-        Largest reduce(fft_.template scratch<typename Largest::Scratch>(0));
-        float largest[2] = {taps_peak_, rows_peak_};
-        reduce(largest);
-        peaks = largest[0] * largest[1];
-    }
-
-    KGEN_DEVICE bool is_finite(int row) const {
-        return taps_.is_finite() && row_[row].is_finite();
-    }
-
-    KGEN_DEVICE int exponent(int row) const { return taps_.exponent() + row_[row].exponent(); }
-
-    KGEN_DEVICE void store(const float (&scaled)[PerThread], int row, float bias) const {
+    KGEN_DEVICE void store(const float (&scaled)[PerThread], int row, RowScale scale) const {
+        const int exponent = taps_.exponent() + scale.exponent();
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
-            const float y = times_power_of_two(scaled[r], exponent(row));
-            if (t < columns_) y_[row * stride_ + t] = from_float<T>(y + bias);
+            const float y = times_power_of_two(scaled[r], exponent);
+            if (t < columns_) y_[row * stride_ + t] = from_float<T>(y + bias_);
         }
     }
 
     // A lane's part of output t, or u, of a row: its terms with the taps of the first `lags` lags.
-    KGEN_DEVICE float partial_sum(const T* x, int row, int lags, int lane) const {
-        const int begin = Side == Triangle::lower ? max(0, row + 1 - lags) : row;
-        const int end = Side == Triangle::lower ? row + 1 : min(columns_, row + lags);
-        float sum = 0.0f;
-        for (int col = begin + lane; col < end; col += kWarpSize) {
-            const int d = Side == Triangle::lower ? row - col : col - row;
-            sum = fma(to_float(w_[columns_ - 1 - d]), to_float(x[col]), sum);
+    template <int Lanes>
+    KGEN_DEVICE float partial_sum(const T* x, int t, int lags, int lane) const {
+        const int begin = Side == Triangle::lower ? max(0, t + 1 - lags) : t;
+        const int end = Side == Triangle::lower ? t + 1 : min(columns_, t + lags);
+        // Four chains, because a long one loses more, and to have more loads under way.
+        float sum[4] = {};
+        for (int first = begin + lane; first < end; first += 4 * Lanes) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int col = first + i * Lanes;
+                if (col >= end) continue;
+                const int d = Side == Triangle::lower ? t - col : col - t;
+                sum[i] = fma(to_float(w_[columns_ - 1 - d]), to_float(x[col]), sum[i]);
+            }
         }
-        return sum;
+        return (sum[0] + sum[1]) + (sum[2] + sum[3]);
     }
 
     Fft fft_;
-    FirstHalf first_half_;
     const W* w_;
     const T* x_;
     T* y_;
     int rows_, columns_;
     int lags_;  // whose taps are not all 0
     i64 stride_;
-    RowScale taps_, row_[2];
-    float operands_;  // see FftAccuracy
-    float energy_, taps_peak_, rows_peak_;  // this thread's part, see find_magnitudes
+    float bias_;
+    RowScale taps_;
 };
 
 }  // namespace detail
 
-// y of a block's channel and two batch rows; blocks of a channel are `channels` apart. With `Parked` the outputs of the
-// first half wait in `workspace`, 2 * Points floats of each block, and not in registers.
-template <Triangle Side, class T, class W, int Points, int PerThread, bool Parked>
-KGEN_DEVICE void toeplitz_fft(const W* w, const T* x, T* y, float* workspace, i64 batch,
-                              i64 channels, i64 columns, float bias) {
+// y of a block's channel and up to `Rows` batch rows; blocks of a channel are `channels` apart.
+template <Triangle Side, class T, class W, int Points, int PerThread, int Rows>
+KGEN_DEVICE void toeplitz_fft(const W* w, const T* x, T* y, i64 batch, i64 channels, i64 columns,
+                              float bias) {
     const i64 channel = static_cast<i64>(blockIdx.x) % channels;
-    const i64 first = static_cast<i64>(blockIdx.x) / channels * 2;
+    const i64 first = static_cast<i64>(blockIdx.x) / channels * Rows;
     const i64 stride = channels * columns, offset = first * stride + channel * columns;
-    using Product = detail::ToeplitzFft<Side, T, W, Points, PerThread, Parked>;
-    Product product(w + channel * columns, x + offset, y + offset,
-                    workspace + static_cast<i64>(blockIdx.x) * Product::FirstHalf::kFloats,
-                    static_cast<int>(min(batch - first, static_cast<i64>(2))), stride,
-                    static_cast<int>(columns));
-    product.run(bias);
+    detail::ToeplitzFft<Side, T, W, Points, PerThread, Rows> product(
+        w + channel * columns, x + offset, y + offset,
+        static_cast<int>(min(batch - first, static_cast<i64>(Rows))), stride,
+        static_cast<int>(columns), bias);
+    product.run();
 }
 
 }  // namespace kgen
