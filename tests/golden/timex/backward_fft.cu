@@ -1,7 +1,7 @@
 // Rendered by kgen from templates/timex/backward_fft.cu.jinja
-// config: fft(points=1024, per_thread=16, parked=false, min_blocks=4)
+// config: fft(points=1024, per_thread=16, rows=2, min_blocks=4, parked=false)
 // problem: dtype=fp32, w_dtype=fp32
-// timex backward by Fourier transforms within a block: two batch rows of gk of a channel per block (toeplitz_fft.cuh),
+// timex backward by Fourier transforms within a block: some batch rows of gk of a channel per block (toeplitz_fft.cuh),
 // and gw of a channel per block (tap_gradient_fft.cuh).
 //
 //     gk[b, c, u] = sum over t >= u of w[c, T - 1 - (t - u)] * gout[b, c, t]
@@ -15,7 +15,8 @@ using W = float;
 
 constexpr int kPoints = 1024;         // of a transform, at least T
 constexpr int kPerThread = 16;  // points in a thread's registers
-constexpr bool kParked = false;        // sums wait in the workspace, not in registers
+constexpr int kRows = 2;              // batch rows of a block, of gk
+constexpr bool kParked = false;        // the sum of spectra waits in the workspace, not in registers
 
 }  // namespace
 
@@ -23,10 +24,9 @@ extern "C" __global__ void __launch_bounds__(kPoints / kPerThread, 4)
 timex_backward_k(const T* __restrict__ gout,  // [B, C, T]
                  const W* __restrict__ w,     // [C, T]
                  T* gk,                       // [B, C, T]
-                 float* sums,                 // [blocks][2 points] if kParked
                  kgen::i64 B, kgen::i64 C, kgen::i64 columns) {
-    kgen::toeplitz_fft<kgen::Triangle::upper, T, W, kPoints, kPerThread, kParked>(
-        w, gout, gk, sums, B, C, columns, 0.0f);
+    kgen::toeplitz_fft<kgen::Triangle::upper, T, W, kPoints, kPerThread, kRows>(w, gout, gk, B, C,
+                                                                            columns, 0.0f);
 }
 
 KGEN_EXPORT(timex_backward_k);
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(kPoints / kPerThread, 4)
 timex_backward_w(const T* __restrict__ gout,  // [B, C, T]
                  const T* __restrict__ k,     // [B, C, T]
                  W* gw,                       // [C, T]
-                 float* sums,                 // [blocks][3 points] if kParked
+                 float* sums,                 // [blocks][2 points] if kParked
                  kgen::i64 B, kgen::i64 C, kgen::i64 columns) {
     kgen::tap_gradient_fft<T, W, kPoints, kPerThread, kParked>(gout, k, gw, sums, B, C,
                                                              columns);

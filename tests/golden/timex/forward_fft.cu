@@ -1,7 +1,7 @@
 // Rendered by kgen from templates/timex/forward_fft.cu.jinja
-// config: fft(points=1024, per_thread=16, parked=false, min_blocks=4)
+// config: fft(points=1024, per_thread=16, rows=2, min_blocks=4)
 // problem: dtype=fp32, w_dtype=fp32
-// timex forward by Fourier transforms within a block, two batch rows of a channel per block (toeplitz_fft.cuh).
+// timex forward by Fourier transforms within a block, some batch rows of a channel per block (toeplitz_fft.cuh).
 //
 //     out[b, c, t] = eps + sum over u <= t of w[c, T - 1 - (t - u)] * k[b, c, u]
 #include "kgen/toeplitz/toeplitz_fft.cuh"
@@ -13,7 +13,7 @@ using W = float;
 
 constexpr int kPoints = 1024;         // of a transform, at least T
 constexpr int kPerThread = 16;  // points in a thread's registers
-constexpr bool kParked = false;        // sums wait in the workspace, not in registers
+constexpr int kRows = 2;              // batch rows of a block
 
 }  // namespace
 
@@ -21,10 +21,9 @@ extern "C" __global__ void __launch_bounds__(kPoints / kPerThread, 4)
 timex_forward(const W* __restrict__ w,  // [C, T]
               const T* __restrict__ k,  // [B, C, T]
               T* out,                   // [B, C, T]
-              float* sums,              // [blocks][2 points] if kParked
               kgen::i64 B, kgen::i64 C, kgen::i64 columns, float eps) {
-    kgen::toeplitz_fft<kgen::Triangle::lower, T, W, kPoints, kPerThread, kParked>(
-        w, k, out, sums, B, C, columns, eps);
+    kgen::toeplitz_fft<kgen::Triangle::lower, T, W, kPoints, kPerThread, kRows>(w, k, out, B, C,
+                                                                            columns, eps);
 }
 
 KGEN_EXPORT(timex_forward);
