@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "4cf55148b62a81b7958efb934d9fa429"
+HEADERS = "2452fad622fd24796e2dfda104edb762"
 
 
 def forward_rows_in_registers(file: KernelFile, call: Call) -> Run:
@@ -313,7 +313,10 @@ FORWARD = (
             lambda call: call.block_threads * call.min_blocks <= call.max_threads_per_sm,
             lambda call: call.min_blocks <= call.max_blocks_per_sm,
             lambda call: call.block_threads <= 128 or call.compute_capability > 0,
-            lambda call: call.block_threads >= 64 or call.compute_capability == 0,
+            lambda call: (
+                call.block_threads >= 64 or call.M < 8 * call.sm_count or call.compute_capability ==
+                0
+            ),
             lambda call: (
                 call.groups_per_block == 1 or call.block_threads <= (512 if call.lanes_per_row <= 32
                 else 256)
@@ -331,7 +334,10 @@ FORWARD = (
                 call.rows_per_group * call.lane_vectors * min(call.vec * call.itemsize, 8) >= 16 or
                 call.lanes_per_row * call.vec * 2 > call.N or call.M < 8 * call.sm_count
             ),
-            lambda call: call.block_rows == 1 or call.M >= 4 * call.block_rows * call.sm_count,
+            lambda call: (
+                call.block_rows == 1 or call.block_threads <= 32 or call.M >= 4 * call.block_rows *
+                call.sm_count
+            ),
             lambda call: (
                 call.lanes_per_row * call.vec * call.itemsize >= 64 or call.lanes_per_row * call.vec
                 >= call.N or call.lanes_per_row >= 32
@@ -408,7 +414,10 @@ FORWARD = (
             lambda call: call.block_threads * call.min_blocks <= call.max_threads_per_sm,
             lambda call: call.min_blocks <= call.max_blocks_per_sm,
             lambda call: call.block_threads <= 128 or call.compute_capability > 0,
-            lambda call: call.block_threads >= 64 or call.compute_capability == 0,
+            lambda call: (
+                call.block_threads >= 64 or call.M < 8 * call.sm_count or call.compute_capability ==
+                0
+            ),
             lambda call: (
                 call.groups_per_block == 1 or call.block_threads <= (512 if call.lanes_per_row <= 32
                 else 256)

@@ -390,7 +390,7 @@ private:
         return fields_ + (slot * kFields + which) * Chunk;
     }
 
-    const NormKeyRows<Exact>& rows_;
+    const NormKeyRows<Exact> rows_;  // a reference to a member of the loop would put all of it into local memory
     i64 next_;
     float* fields_;
     float* sums_;

@@ -1,7 +1,7 @@
-// digest: 5fa025bdfcc4
+// digest: 653b44e3cf1a
 // Rendered by kgen from templates/linear_attention/backward_chunk_loop.cu.jinja
-// config: chunk_loop(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, segments=1, min_blocks=1)
-// problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
+// config: chunk_loop(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, copy_bytes=16, segments=1, min_blocks=1)
+// problem: E=64, M=64, dtype=fp32, product_dtype=tf32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // linear_attention backward, chunk_loop: tensor cores, from sm_80 on. Each gradient is a recurrence like the forward
 // pass's, out_t = a_t S_t with S_t = S_{t-1} + b_t v_t^T (chunk_loop.cuh):
 //
@@ -17,8 +17,8 @@
 
 namespace {
 
-using T = kgen::bf16;
-using Product = kgen::bf16;
+using T = float;
+using Product = kgen::tf32;
 using InitialState = kgen::none;
 using InitialKeySum = kgen::none;
 using FinalState = kgen::none;
@@ -30,7 +30,7 @@ constexpr int kChunk = 16;             // steps
 constexpr int kValueTiles = 1;  // fragments of 16 value features per warp
 constexpr int kValueWarps = 4;  // warps of a CTA along the value features
 constexpr int kKeyWarps = 1;      // warps of a CTA along the keys, for the same value features
-constexpr int kStages = 4;           // chunks in the shared-memory ring
+constexpr int kStages = 5;           // chunks in the shared-memory ring
 constexpr int kCopy = 16;         // bytes of one cp.async
 constexpr int kSegments = 1;       // of the steps of a head, a CTA each
 constexpr int kMinBlocks = 1;    // CTAs per SM that __launch_bounds__ reserves registers for

@@ -1,7 +1,7 @@
-// digest: 73f721a58162
+// digest: 3b69fe5c02e7
 // Rendered by kgen from templates/linear_attention/backward_chunk_scan.cu.jinja
-// config: chunk_scan(chunk=16, value_tiles=2, value_warps=4, key_warps=1, stages=4, copy_bytes=16, segments=8, min_blocks=1, scan_vec=4)
-// problem: E=128, M=128, dtype=fp32, product_dtype=tf32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
+// config: chunk_scan(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, segments=16, min_blocks=3, scan_vec=1, overlap=1)
+// problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // linear_attention backward, chunk_scan: tensor cores, for few heads, with many short segments. gq is a recurrence
 // with the state S, gk and gv are recurrences backward in time with its gradient G. Three kernels:
 //
@@ -12,28 +12,29 @@
 // gq and gk read S and G transposed, so that gk needs no sums of its own.
 #include "kgen/chunked/sequence.cuh"
 #include "kgen/chunked/chunk_loop.cuh"
+#include "kgen/primitives/pdl.cuh"
 #include "kgen/chunked/segment_scan.cuh"
 
 namespace {
 
-using T = float;
-using Product = kgen::tf32;
+using T = kgen::bf16;
+using Product = kgen::bf16;
 using InitialState = kgen::none;
 using InitialKeySum = kgen::none;
 using FinalState = kgen::none;
 using FinalKeySum = kgen::none;
 
-constexpr int kE = 128;
-constexpr int kM = 128;
+constexpr int kE = 64;
+constexpr int kM = 64;
 constexpr int kChunk = 16;             // steps
-constexpr int kValueTiles = 2;  // fragments of 16 value features per warp
+constexpr int kValueTiles = 1;  // fragments of 16 value features per warp
 constexpr int kValueWarps = 4;  // warps of a CTA along the value features
 constexpr int kKeyWarps = 1;      // warps of a CTA along the keys, for the same value features
 constexpr int kStages = 4;           // chunks in the shared-memory ring
 constexpr int kCopy = 16;         // bytes of one cp.async
-constexpr int kSegments = 8;       // of the steps of a head, a CTA each
-constexpr int kMinBlocks = 1;    // CTAs per SM that __launch_bounds__ reserves registers for
-constexpr int kScanVec = 4;        // elements of a state per thread of the scan
+constexpr int kSegments = 16;       // of the steps of a head, a CTA each
+constexpr int kMinBlocks = 3;    // CTAs per SM that __launch_bounds__ reserves registers for
+constexpr int kScanVec = 1;        // elements of a state per thread of the scan
 
 static_assert(!kgen::kPresent<kgen::none>, "the kernel has no code for a norm");
 
@@ -91,6 +92,7 @@ linear_attention_backward_sums(
     kgen::i64 q_stride_B, kgen::i64 q_stride_H, kgen::i64 q_stride_T,
     kgen::i64 k_stride_B, kgen::i64 k_stride_H, kgen::i64 k_stride_T,
     kgen::i64 v_stride_B, kgen::i64 v_stride_H, kgen::i64 v_stride_T, float scale) {
+    kgen::griddepcontrol_launch_dependents();
     const kgen::BlockSegment place(steps, kChunk, kSegments, kSums, 2 * kValueSumBlocks);
     const bool of_state = place.rest < kValueSumBlocks;
     const int value = place.rest % kValueSumBlocks * kBlockV;
@@ -129,10 +131,12 @@ linear_attention_backward_scan(
     float* __restrict__ state_sums,                 // [B * H, segments - 1, E, M]
     float* __restrict__ gradient_sums,              // [B * H, segments - 1, E, M]
     kgen::i64 B, kgen::i64 H) {
+    kgen::griddepcontrol_launch_dependents();
     const kgen::i64 heads = B * H;
     const kgen::i64 index = static_cast<kgen::i64>(blockIdx.x) * kScanThreads + kgen::thread_rank();
     const kgen::i64 of_states = heads * (kE * kM / kScanVec);  // threads
     const bool of_state = index < of_states;
+    kgen::griddepcontrol_wait(state_sums, gradient_sums);
     kgen::states_before_segments<kSums, kScanVec, kE * kM>(
         of_state ? state_sums : gradient_sums,
         of_state ? kgen::floats_at(initial_state, 0) : kgen::floats_at(gfinal_state, 0), heads,
@@ -199,6 +203,7 @@ linear_attention_backward(
     rows.out_factor = scaled ? 1.0f : scale;
 
     // 2. The state before the segment: as [E, M] for gv, transposed for gq and gk.
+    kgen::griddepcontrol_wait(state_sums, gradient_sums);
     kgen::RecurrenceStates states{};
     states.initial_state = kgen::state_before_segment<kSums, kE * kM>(
         of_q ? state_sums : gradient_sums,

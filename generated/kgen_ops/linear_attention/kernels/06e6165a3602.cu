@@ -1,4 +1,4 @@
-// digest: 7c87d1e2c7c6
+// digest: 06e6165a3602
 // Rendered by kgen from templates/linear_attention/backward_chunk_scan.cu.jinja
 // config: chunk_scan(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, segments=16, min_blocks=3, scan_vec=1, overlap=1)
 // problem: E=64, M=64, dtype=fp32, product_dtype=tf32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none

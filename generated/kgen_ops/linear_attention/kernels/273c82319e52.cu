@@ -1,7 +1,7 @@
-// digest: 5321c35f0395
+// digest: 273c82319e52
 // Rendered by kgen from templates/linear_attention/backward_chunk_scan.cu.jinja
-// config: chunk_scan(chunk=16, value_tiles=1, value_warps=2, key_warps=1, stages=4, copy_bytes=16, segments=16, min_blocks=3, scan_vec=4)
-// problem: E=64, M=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
+// config: chunk_scan(chunk=16, value_tiles=1, value_warps=2, key_warps=2, stages=3, copy_bytes=16, segments=8, min_blocks=3, scan_vec=4)
+// problem: E=72, M=40, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // linear_attention backward, chunk_scan: tensor cores, for few heads, with many short segments. gq is a recurrence
 // with the state S, gk and gv are recurrences backward in time with its gradient G. Three kernels:
 //
@@ -23,15 +23,15 @@ using InitialKeySum = kgen::none;
 using FinalState = kgen::none;
 using FinalKeySum = kgen::none;
 
-constexpr int kE = 64;
-constexpr int kM = 64;
+constexpr int kE = 72;
+constexpr int kM = 40;
 constexpr int kChunk = 16;             // steps
 constexpr int kValueTiles = 1;  // fragments of 16 value features per warp
 constexpr int kValueWarps = 2;  // warps of a CTA along the value features
-constexpr int kKeyWarps = 1;      // warps of a CTA along the keys, for the same value features
-constexpr int kStages = 4;           // chunks in the shared-memory ring
+constexpr int kKeyWarps = 2;      // warps of a CTA along the keys, for the same value features
+constexpr int kStages = 3;           // chunks in the shared-memory ring
 constexpr int kCopy = 16;         // bytes of one cp.async
-constexpr int kSegments = 16;       // of the steps of a head, a CTA each
+constexpr int kSegments = 8;       // of the steps of a head, a CTA each
 constexpr int kMinBlocks = 3;    // CTAs per SM that __launch_bounds__ reserves registers for
 constexpr int kScanVec = 4;        // elements of a state per thread of the scan
 

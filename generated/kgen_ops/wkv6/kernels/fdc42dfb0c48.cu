@@ -1,4 +1,4 @@
-// digest: 770b234c1449
+// digest: fdc42dfb0c48
 // Rendered by kgen from templates/wkv/forward_chunk_halving.cu.jinja
 // config: chunk_halving(copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, buffers=2, segments=8)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log

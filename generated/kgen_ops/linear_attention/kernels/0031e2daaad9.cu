@@ -1,4 +1,4 @@
-// digest: 465c178589e3
+// digest: 0031e2daaad9
 // Rendered by kgen from templates/linear_attention/forward_chunk_scan.cu.jinja
 // config: chunk_scan(chunk=16, value_tiles=2, value_warps=2, key_warps=1, stages=3, copy_bytes=16, segments=32, min_blocks=2, scan_vec=1, overlap=1)
 // problem: E=64, M=64, dtype=fp32, product_dtype=tf32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
