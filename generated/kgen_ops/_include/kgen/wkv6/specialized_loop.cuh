@@ -56,6 +56,12 @@ struct SpecializedLoop {
     Decay decay;
 
     KGEN_DEVICE void operator()() const {
+        (*this)([&] { run_steps(states); });
+    }
+
+    // The same, with again() by all threads where an output of the block is not finite.
+    template <class Again>
+    KGEN_DEVICE void operator()(Again again) const {
         const int chunks = static_cast<int>(ceil_div(rows.end, i64{16}));
         float nonfinite = 0.0f;  // becomes NaN if an output is not finite
         if (warp() < kWarps) {
@@ -64,9 +70,14 @@ struct SpecializedLoop {
             produce_all(warp() - kWarps, chunks);
         }
         cp_async_wait_all();  // zeros after the last step, where the state of the steps one by one may lie
-        if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite))
-            run_step_by_step<bf16, Config::kK, Config::kV, kColumns, kThreads, false, false, false, true>(
-                rows, states, decay);
+        if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite)) again();
+    }
+
+    // The steps one by one. begin: RecurrenceStates, or has its members.
+    template <class States>
+    KGEN_DEVICE void run_steps(const States& begin) const {
+        run_step_by_step<bf16, Config::kK, Config::kV, kColumns, kThreads, false, false, false, true>(
+            rows, begin, decay);
     }
 
 private:
@@ -149,6 +160,8 @@ private:
     }
 
     KGEN_DEVICE void load_state(State& state) const {
+        RecurrenceStates first = states;
+        first.segments = 0;
         const MmaLane lane = mma_lane();
 #pragma unroll
         for (int tile = 0; tile < 2 * kTiles; ++tile)
@@ -158,7 +171,31 @@ private:
                 const int column = 16 * warp() + lane.g + i / 2 * 8;
                 const bool used = key < Config::kK && column < rows.values;
                 state[tile][i] =
-                    used ? states.template initial_at<true>(key, column, Config::kK, Config::kV) : 0.0f;
+                    used ? first.template initial_at<true>(key, column, Config::kK, Config::kV) : 0.0f;
+            }
+#pragma unroll 1
+        for (int segment = 0; segment < states.segments; ++segment) add_segment(state, segment);
+    }
+
+    // As RecurrenceStates::initial_at does, with all loads of a segment at once.
+    KGEN_DEVICE void add_segment(State& state, int segment) const {
+        const MmaLane lane = mma_lane();
+        const float* sums = states.segment_sums + segment * states.segment_stride;
+        const float* decays = states.segment_key_sums + segment * Config::kK;
+#pragma unroll
+        for (int tile = 0; tile < 2 * kTiles; ++tile)
+#pragma unroll
+            for (int x = 0; x < 2; ++x) {
+                const int key = 8 * tile + 2 * lane.q + x;
+                const bool there = Config::kK % 16 == 0 || key < Config::kK;
+                const float decay = there ? decays[key] : 0.0f;
+#pragma unroll
+                for (int y = 0; y < 2; ++y) {
+                    const int column = 16 * warp() + lane.g + 8 * y;
+                    const bool used = there && (Config::kV % kColumns == 0 || column < rows.values);
+                    const float sum = used ? sums[key * Config::kV + column] : 0.0f;
+                    state[tile][2 * y + x] = fma(state[tile][2 * y + x], decay, sum);
+                }
             }
     }
 
