@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "01d57f318d29ffeb1ad9726e82de7cf5"
+HEADERS = "b196684d0af4206411bede26e23060b2"
 
 
 def forward_chunk_halving(file: KernelFile, call: Call) -> Run:
@@ -741,8 +741,8 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
     "row_bytes": lambda call: (
-        call.row * (64 * (call.row_warps + 1) + 4 * (call.row_warps + 2 if call.per_step else 3)) +
-        (60 * call.row + 1024 if call.powers else 0)
+        call.row * (32 * (1 + call.r_terms) * (call.row_warps + 1) + 4 * (call.row_warps + 2 if
+        call.per_step else 3)) + (60 * call.row + 1024 if call.powers else 0)
     ),
     "smem_bytes": lambda call: (
         max(call.row_bytes + 2048 + call.input_bytes, 4 * (16 * call.K * call.warps + call.K + 4))
@@ -780,8 +780,8 @@ FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
     "row_bytes": lambda call: (
-        call.row * (64 * (call.row_warps + 1) + 4 * (call.row_warps + 2 if call.per_step else 3)) +
-        (60 * call.row + 1024 if call.powers else 0)
+        call.row * (32 * (1 + call.r_terms) * (call.row_warps + 1) + 4 * (call.row_warps + 2 if
+        call.per_step else 3)) + (60 * call.row + 1024 if call.powers else 0)
     ),
     "smem_bytes": lambda call: (
         max(call.row_bytes + 2048 + call.input_bytes, 4 * (16 * call.K * call.warps + call.K + 4))
@@ -945,15 +945,16 @@ FORWARD = (
             Parameter("min_blocks", (1, 2, 3)),
             Parameter("powers", (False, True), default=False),
             Parameter("fixed_parts", (False, True), default=False),
+            Parameter("r_terms", (1, 2), default=1),
         ),
         first=(
-            (4, 4, 4, 8, 2, False, False),
-            (4, 4, 4, 8, 2, True, True),
-            (4, 4, 4, 8, 2, False, True),
-            (4, 4, 2, 8, 2, False, False),
-            (4, 2, 4, 8, 2, False, False),
-            (8, 4, 4, 8, 1, False, False),
-            (2, 2, 4, 8, 3, False, False),
+            (4, 4, 4, 8, 2, False, False, 1),
+            (4, 4, 4, 8, 2, True, True, 1),
+            (4, 4, 4, 8, 2, False, True, 1),
+            (4, 4, 2, 8, 2, False, False, 1),
+            (4, 2, 4, 8, 2, False, False, 1),
+            (8, 4, 4, 8, 1, False, False, 1),
+            (2, 2, 4, 8, 3, False, False, 1),
         ),
         named=FORWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
@@ -1014,15 +1015,16 @@ FORWARD = (
             Parameter("min_blocks", (1, 2, 3)),
             Parameter("powers", (False, True), default=False),
             Parameter("fixed_parts", (False, True), default=False),
+            Parameter("r_terms", (1, 2), default=1),
             Parameter("segments", (8, 2, 3, 4, 5, 6, 10, 11, 13, 16, 22)),
-            Parameter("state_stages", (4, 2)),
+            Parameter("state_stages", (4, 2), default=4),
         ),
         first=(
-            (4, 4, 4, 8, 2, False, True, 8, 4),
-            (4, 4, 4, 8, 2, True, True, 8, 4),
-            (4, 4, 2, 8, 2, False, False, 8, 4),
-            (4, 4, 4, 8, 2, False, True, 11, 4),
-            (4, 4, 4, 8, 1, False, True, 4, 4),
+            (4, 4, 2, 8, 2, False, True, 1, 8, 4),
+            (4, 4, 2, 8, 2, True, True, 1, 8, 4),
+            (4, 4, 2, 8, 2, False, True, 2, 8, 4),
+            (4, 4, 4, 8, 2, False, True, 1, 11, 4),
+            (4, 4, 4, 8, 1, False, True, 1, 4, 4),
         ),
         named=FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED,
         is_safe=False,
@@ -1069,11 +1071,8 @@ FORWARD = (
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: 3 * call.blocks <= 2 * call.sm_count or not call.on_gpu,
             lambda call: (
-                call.blocks * call.segments <= call.min_blocks * call.sm_count or not call.on_gpu
-            ),
-            lambda call: (
-                call.blocks * call.segments > call.sm_count or call.min_blocks == 1 or (not
-                call.on_gpu)
+                (call.min_blocks - 1) * call.sm_count < call.blocks * call.segments <=
+                call.min_blocks * call.sm_count or not call.on_gpu
             ),
             lambda call: call.B * call.T >= 128 * call.N * call.segments or not call.on_gpu,
             lambda call: (

@@ -6,8 +6,8 @@
 //     y  = R S + scores V        scores: R K^T below the diagonal, sum_k r u k on it
 //     S  = diag(P) S + K^T V     K is decayed to the end of the chunk
 //
-// Only these products are serial in time. Scores, and the state that R reads, have a high and a low term; rows and V
-// are bf16 operands, and sums are fp32.
+// Only these products are serial in time. Scores, and the state that R reads, have a high and a low term, and so do rows
+// R if kRTerms is 2; other rows and V are bf16 operands, and sums are fp32.
 //
 // NaN and Inf: as in chunk_mma.cuh. Where an output is not finite the block computes its sequence again, step by step.
 //
@@ -21,7 +21,7 @@
 //
 // A Config has W and U; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV; kWarps, kRowWarps: of
 // consumers and producers; kStages: chunks of inputs in shared memory; kVec: elements per copy; kPowers: powers of
-// decays from a table; kFixedParts: the producers' parts of a chunk are unrolled.
+// decays from a table; kFixedParts: the producers' parts of a chunk are unrolled; kRTerms: bf16 terms of rows R.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -35,9 +35,11 @@ struct SpecializedLoop {
     using W = typename Config::W;
     using U = typename Config::U;
     using Decay = DecayRows<W, U, Config::kForm>;
-    using Buffers = ChunkBuffers<Config::kK, Config::kRowWarps, Config::kPerStep, Config::kPowers>;
+    using Buffers = ChunkBuffers<Config::kK, Config::kRowWarps, Config::kPerStep, Config::kPowers,
+                                 Config::kRTerms>;
     using Producer = RowProducer<W, U, Config::kForm, Config::kPerStep, Config::kK, Config::kRowWarps,
-                                 Config::kVec, Config::kStages, Config::kPowers, Config::kFixedParts>;
+                                 Config::kVec, Config::kStages, Config::kPowers, Config::kFixedParts,
+                                 Config::kRTerms>;
     using Copier = wkv7::TileCopier<bf16, Config::kVec>;
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
@@ -223,6 +225,11 @@ private:
                 terms[1].pair[i] = pair[1];
             }
             Half::B r[2];
+            if constexpr (Config::kRTerms == 2) {
+                RowTile::two_rows(r, from.rows(slot, kRowRLow), tile);
+#pragma unroll
+                for (int n = 0; n < 2; ++n) Half::multiply<0>(y[n], terms[0], r[n]);
+            }
             RowTile::two_rows(r, rows_r, tile);
 #pragma unroll
             for (int term = 1; term >= 0; --term)
