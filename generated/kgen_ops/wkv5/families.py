@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "b196684d0af4206411bede26e23060b2"
+HEADERS = "364fbd50d52d1316d4e230a0e0c8b948"
 
 
 def forward_chunk_halving(file: KernelFile, call: Call) -> Run:
@@ -131,6 +131,7 @@ def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
     v_stride_h = call.v_stride_H
     block_warps = call.block_warps
     smem_bytes = call.smem_bytes
+    pdl = call.pdl
     blocks = call.blocks
     segments = call.segments
     r_stride_b = call.r_stride_B
@@ -147,6 +148,7 @@ def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
     )
     launch_2 = file.launcher(
         "wkv_forward", "ppppppppppqqqqqqqqqqqqqqf", block=(32 * block_warps, 1, 1), smem=smem_bytes,
+        pdl=(pdl) and (state_grid > 0),
     )
     grid_2_x = blocks * segments
     new_segment_states = file.scratch(
@@ -1018,13 +1020,14 @@ FORWARD = (
             Parameter("r_terms", (1, 2), default=1),
             Parameter("segments", (8, 2, 3, 4, 5, 6, 10, 11, 13, 16, 22)),
             Parameter("state_stages", (4, 2), default=4),
+            Parameter("pdl", (False, True), default=False),
         ),
         first=(
-            (4, 4, 2, 8, 2, False, True, 1, 8, 4),
-            (4, 4, 2, 8, 2, True, True, 1, 8, 4),
-            (4, 4, 2, 8, 2, False, True, 2, 8, 4),
-            (4, 4, 4, 8, 2, False, True, 1, 11, 4),
-            (4, 4, 4, 8, 1, False, True, 1, 4, 4),
+            (4, 4, 2, 8, 2, False, True, 1, 8, 4, False),
+            (4, 4, 2, 8, 2, True, True, 1, 8, 4, False),
+            (4, 4, 2, 8, 2, False, True, 2, 8, 4, False),
+            (4, 4, 4, 8, 2, False, True, 1, 11, 4, False),
+            (4, 4, 4, 8, 1, False, True, 1, 4, 4, False),
         ),
         named=FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED,
         is_safe=False,
@@ -1044,6 +1047,7 @@ FORWARD = (
             lambda call: call.needed_registers <= call.registers,
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
             lambda call: call.state_bytes <= call.smem_per_block,
+            lambda call: not call.pdl or call.compute_capability >= 90 or (not call.on_gpu),
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
             lambda call: call.r_stride_B % call.vec == 0,
@@ -1069,6 +1073,7 @@ FORWARD = (
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= ceil_div(call.K, 16),
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: not call.pdl or call.on_gpu,
             lambda call: 3 * call.blocks <= 2 * call.sm_count or not call.on_gpu,
             lambda call: (
                 (call.min_blocks - 1) * call.sm_count < call.blocks * call.segments <=

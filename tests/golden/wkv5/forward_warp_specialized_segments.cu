@@ -7,6 +7,7 @@
 //     wkv_forward         y; where an output is not finite, all steps up to it once more, one by one
 //
 // Formulas, shared memory and barriers: kgen/wkv6/segment_states.cuh, kgen/wkv6/specialized_loop.cuh.
+#include "kgen/primitives/pdl.cuh"
 #include "kgen/primitives/registers.cuh"
 #include "kgen/wkv/segment_block.cuh"
 #include "kgen/wkv6/segment_states.cuh"
@@ -27,6 +28,7 @@ using kgen::wkv::step_rows;
 
 constexpr int kV = 64;
 constexpr int kSegments = 8;  // of T
+constexpr bool kPdl = false;           // programmatic dependent launch
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 
 struct Inputs {
@@ -89,6 +91,7 @@ struct StepStates {
 KGEN_DEVICE void sum_segment(i64 T, i64 H, const Offset* cu_seqlens, Rows<const Value> k,
                              Rows<const Value> v, Rows<const W> w, float* segment_states,
                              float* segment_decays) {
+    if constexpr (kPdl) kgen::griddepcontrol_launch_dependents();
     const SegmentBlock<kSegments - 1, kStateBlocks> block(blockIdx.x);
     const i64 h = block.head % H;
     const int value = block.columns * StateConfig::kColumns;
@@ -131,8 +134,11 @@ KGEN_DEVICE void forward(i64 T, i64 H, const Offset* cu_seqlens, const Rows<cons
 
     // 2. The segment. Where an output is not finite its steps follow one by one, and before them those that lead to
     //    the state before the segment; outputs of these go to the segment's first row, which is written again.
+    const auto wait = [](kgen::RecurrenceStates& states) {
+        if constexpr (kPdl) kgen::griddepcontrol_wait(states.segment_sums, states.segment_key_sums);
+    };
     const Block block(blockIdx.x);
-    loop_over(block, block.own(sequence(block)))([&] {
+    loop_over(block, block.own(sequence(block)))(wait, [&] {
         const Block again(kgen::opaque(static_cast<int>(blockIdx.x)));  // no register through the loop
         const Loop own = loop_over(again, again.own(sequence(again)));
         StepStates states{};

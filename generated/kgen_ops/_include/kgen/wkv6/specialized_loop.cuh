@@ -58,18 +58,22 @@ struct SpecializedLoop {
     Decay decay;
 
     KGEN_DEVICE void operator()() const {
-        (*this)([&] { run_steps(states); });
+        (*this)([](RecurrenceStates&) {}, [&] { run_steps(states); });
     }
 
-    // The same, with again() by all threads where an output of the block is not finite.
-    template <class Again>
-    KGEN_DEVICE void operator()(Again again) const {
+    // The same, with again() by all threads where an output of the block is not finite. Every thread calls wait() with
+    // the states, once, before what it reads of them and before it writes an output.
+    template <class Wait, class Again>
+    KGEN_DEVICE void operator()(Wait wait, Again again) const {
+        RecurrenceStates first = states;
         const int chunks = static_cast<int>(ceil_div(rows.end, i64{16}));
         float nonfinite = 0.0f;  // becomes NaN if an output is not finite
         if (warp() < kWarps) {
-            consume_all(chunks, nonfinite);
+            wait(first);
+            consume_all(first, chunks, nonfinite);
         } else {
             produce_all(warp() - kWarps, chunks);
+            wait(first);
         }
         cp_async_wait_all();  // zeros after the last step, where the state of the steps one by one may lie
         if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite)) again();
@@ -132,9 +136,9 @@ private:
             produce_parts<Part + 1>(rows_of, there, interval, chunks);
     }
 
-    KGEN_DEVICE void consume_all(int chunks, float& nonfinite) const {
+    KGEN_DEVICE void consume_all(const RecurrenceStates& first, int chunks, float& nonfinite) const {
         State state;
-        load_state(state);
+        load_state(first, state);
         Copier copier(pointer(rows.v), 16 * warp());
         const auto copy = [&](int chunk) {
             const i64 left = max(min(rows.end - i64{chunk} * 16, i64{16}), i64{0});
@@ -161,8 +165,8 @@ private:
         }
     }
 
-    KGEN_DEVICE void load_state(State& state) const {
-        RecurrenceStates first = states;
+    KGEN_DEVICE void load_state(const RecurrenceStates& from, State& state) const {
+        RecurrenceStates first = from;
         first.segments = 0;
         const MmaLane lane = mma_lane();
 #pragma unroll
@@ -176,14 +180,14 @@ private:
                     used ? first.template initial_at<true>(key, column, Config::kK, Config::kV) : 0.0f;
             }
 #pragma unroll 1
-        for (int segment = 0; segment < states.segments; ++segment) add_segment(state, segment);
+        for (int segment = 0; segment < from.segments; ++segment) add_segment(from, segment, state);
     }
 
     // As RecurrenceStates::initial_at does, with all loads of a segment at once.
-    KGEN_DEVICE void add_segment(State& state, int segment) const {
+    KGEN_DEVICE void add_segment(const RecurrenceStates& from, int segment, State& state) const {
         const MmaLane lane = mma_lane();
-        const float* sums = states.segment_sums + segment * states.segment_stride;
-        const float* decays = states.segment_key_sums + segment * Config::kK;
+        const float* sums = from.segment_sums + segment * from.segment_stride;
+        const float* decays = from.segment_key_sums + segment * Config::kK;
 #pragma unroll
         for (int tile = 0; tile < 2 * kTiles; ++tile)
 #pragma unroll

@@ -1,7 +1,7 @@
-// digest: cce6b1de08ef
+// digest: f8c78686e0e7
 // Rendered by kgen from templates/wkv/forward_warp_specialized.cu.jinja
-// config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=1)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
+// config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16.
 //
 // Formulas, shared memory and barriers: kgen/wkv6/specialized_loop.cuh.
@@ -11,7 +11,7 @@
 namespace {
 
 using Value = kgen::bf16;
-using W = float;
+using W = kgen::bf16;
 using U = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::i64;
@@ -23,8 +23,8 @@ constexpr int kV = 64;
 struct Config {
     using W = ::W;
     using U = ::U;
-    static constexpr auto kForm = kgen::DecayForm::log;
-    static constexpr bool kPerStep = false;
+    static constexpr auto kForm = kgen::DecayForm::raw;
+    static constexpr bool kPerStep = true;
     static constexpr int kK = 64;
     static constexpr int kV = ::kV;
     static constexpr int kWarps = 4;         // consumers, 16 value features each
@@ -69,7 +69,7 @@ KGEN_DEVICE void forward(i64 T, i64 H, const Offset* cu_seqlens, Rows<const Valu
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Loop::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(Loop::kThreads, 2)
 wkv_forward(const Value* __restrict__ r,              // [B, T, H, K]
             const Value* __restrict__ k,              // [B, T, H, K]
             const Value* __restrict__ v,              // [B, T, H, V]
@@ -80,10 +80,11 @@ wkv_forward(const Value* __restrict__ r,              // [B, T, H, K]
             Value* __restrict__ y,                    // [B, T, H, V]
             i64 T, i64 H, i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B,
             i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
+            i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
             i64 y_stride_B, i64 y_stride_T, i64 y_stride_H, float scale) {
     forward(T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
             {k, k_stride_B, k_stride_T, k_stride_H}, {v, v_stride_B, v_stride_T, v_stride_H},
-            kgen::wkv::same_at_every_step(w, Config::kK),
+            {w, w_stride_B, w_stride_T, w_stride_H},
             u, initial_state, {y, y_stride_B, y_stride_T, y_stride_H}, scale);
 }
 
