@@ -47,9 +47,16 @@ LEAN = (
     ("wkv5", "B=1,H=1,T=33,K=16,V=16,dtype=bf16,decay_form=log", (1, 1), 2, 8, (0, 1)),
 )  # fmt: skip
 
+# The same with two terms of rows R: consumers and producers, fixed_parts and powers.
+TERMS = (
+    ("wkv6", f"B=1,N=4,H=1,T=90,K=48,V=32,dtype=bf16,decay_form=raw,{BOTH}", (2, 2), (1, 0)),
+    ("wkv6", "B=1,H=1,T=37,K=144,V=16,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), (0, 0)),
+    ("wkv5", "B=1,H=2,T=69,K=64,V=32,dtype=bf16,decay_form=log", (2, 4), (1, 1)),
+)  # fmt: skip
+
 
 def demand(
-    operator: str, text: str, warps: tuple[int, int], stages: int, vec: int, **more: bool
+    operator: str, text: str, warps: tuple[int, int], stages: int, vec: int, **more: Value
 ) -> None:
     entry = open_catalogue().entry(operator)
     variant = entry.space.variant("forward", "warp_specialized")
@@ -65,6 +72,12 @@ def test_lean_producers(
 ) -> None:
     more = {"fixed_parts": bool(lean[0]), "powers": bool(lean[1])}
     demand(operator, text, warps, stages, vec, **more)
+
+
+@pytest.mark.parametrize(("operator", "text", "warps", "lean"), TERMS)
+def test_two_terms(operator: str, text: str, warps: tuple[int, int], lean: tuple[int, int]) -> None:
+    more = {"fixed_parts": bool(lean[0]), "powers": bool(lean[1])}
+    demand(operator, text, warps, 2, 8, r_terms=2, **more)
 
 
 @pytest.mark.parametrize(("operator", "text", "warps", "stages", "vec"), CASES)

@@ -29,6 +29,8 @@ CASES = (
      "decay_form=clamp", "warp_specialized_tf32", "chunk_loop"),
     # Few heads and many steps: segments of T.
     ("wkv6", "B=8,T=6679,H=3,D=128,dtype=fp32", "segments=", "segments=1)"),
+    ("wkv6", "B=1,T=1024,H=64,D=64,dtype=bf16", "segments=", "warp_specialized("),
+    ("wkv5", "B=1,T=8192,H=24,D=64,dtype=bf16", "segments=", "warp_specialized("),
     ("linear_attention", "B=4,H=3,T=65536,D=160,dtype=bf16,initial_state_dtype=fp32", "chunk_scan",
      "chunk_loop"),
 )  # fmt: skip

@@ -18,7 +18,11 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
+<<<<<<< HEAD
 HEADERS = "2452fad622fd24796e2dfda104edb762"
+=======
+HEADERS = "364fbd50d52d1316d4e230a0e0c8b948"
+>>>>>>> segs
 
 
 def forward_chunk_halving(file: KernelFile, call: Call) -> Run:
@@ -111,6 +115,67 @@ def forward_warp_specialized(file: KernelFile, call: Call) -> Run:
             stream, grid_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens, y, size_t, size_h,
             r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
             v_stride_t, v_stride_h, y_stride_b, y_stride_t, y_stride_h, scale,
+        )
+
+    return run
+
+
+def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
+    """Launch the forward warp_specialized_segments."""
+    key_tiles = call.key_tiles
+    state_bytes = call.state_bytes
+    state_grid = call.state_grid
+    size_t = call.T
+    size_h = call.H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    block_warps = call.block_warps
+    smem_bytes = call.smem_bytes
+    pdl = call.pdl
+    blocks = call.blocks
+    segments = call.segments
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    y_stride_b = call.y_stride_B
+    y_stride_t = call.y_stride_T
+    y_stride_h = call.y_stride_H
+    size_k = call.K
+    size_v = call.V
+    sequence_heads = call.sequence_heads
+    launch_1 = file.launcher(
+        "wkv_segment_states", "ppppppqqqqqqqq", block=(32 * key_tiles, 1, 1), smem=state_bytes,
+    )
+    launch_2 = file.launcher(
+        "wkv_forward", "ppppppppppqqqqqqqqqqqqqqf", block=(32 * block_warps, 1, 1), smem=smem_bytes,
+        pdl=(pdl) and (state_grid > 0),
+    )
+    grid_2_x = blocks * segments
+    new_segment_states = file.scratch(
+        sequence_heads * (segments - 1) * size_k * size_v, torch.float32,
+    )
+    new_segment_decays = file.scratch(sequence_heads * (segments - 1) * size_k, torch.float32)
+
+    def run(
+        stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
+        y: int, final_state: int, scale: float,
+    ) -> None:
+        segment_states = new_segment_states()
+        segment_decays = new_segment_decays()
+        launch_1(
+            stream, state_grid, 1, 1, k, v, w, cu_seqlens, segment_states.data_ptr(),
+            segment_decays.data_ptr(), size_t, size_h, k_stride_b, k_stride_t, k_stride_h,
+            v_stride_b, v_stride_t, v_stride_h,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens,
+            segment_states.data_ptr(), segment_decays.data_ptr(), y, size_t, size_h, r_stride_b,
+            r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t,
+            v_stride_h, y_stride_b, y_stride_t, y_stride_h, scale,
         )
 
     return run
@@ -682,8 +747,8 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
     "row_bytes": lambda call: (
-        call.row * (64 * (call.row_warps + 1) + 4 * (call.row_warps + 2 if call.per_step else 3)) +
-        (60 * call.row + 1024 if call.powers else 0)
+        call.row * (32 * (1 + call.r_terms) * (call.row_warps + 1) + 4 * (call.row_warps + 2 if
+        call.per_step else 3)) + (60 * call.row + 1024 if call.powers else 0)
     ),
     "smem_bytes": lambda call: (
         max(call.row_bytes + 2048 + call.input_bytes, 4 * (16 * call.K * call.warps + call.K + 4))
@@ -700,6 +765,41 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         call.N * call.H * ceil_div(call.V, 64) if call.T >= 512 and call.on_gpu and
         (call.cu_seqlens_itemsize == 0) else call.sm_count
     ),
+}
+
+FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
+    "sequence_heads": lambda call: call.N * call.H,
+    "state_grid": lambda call: call.sequence_heads * (call.segments - 1) * ceil_div(call.V, 64),
+    "key_tiles": lambda call: ceil_div(call.K, 16),
+    "per_step": lambda call: False,
+    "w_step_bytes": lambda call: call.w_itemsize if call.per_step else 0,
+    "state_bytes": lambda call: (
+        1024 * call.state_stages * (call.key_tiles * (1 + call.w_step_bytes // 2) +
+        ceil_div(min(call.V, 64), 16))
+    ),
+    "blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
+    "block_warps": lambda call: call.warps + call.row_warps,
+    "keys_per_part": lambda call: ceil_div(ceil_div(call.K, 16), call.row_warps),
+    "input_bytes": lambda call: (
+        512 * call.stages * (call.warps + call.row_warps * call.keys_per_part * (2 +
+        call.w_step_bytes // 2))
+    ),
+    "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
+    "row_bytes": lambda call: (
+        call.row * (32 * (1 + call.r_terms) * (call.row_warps + 1) + 4 * (call.row_warps + 2 if
+        call.per_step else 3)) + (60 * call.row + 1024 if call.powers else 0)
+    ),
+    "smem_bytes": lambda call: (
+        max(call.row_bytes + 2048 + call.input_bytes, 4 * (16 * call.K * call.warps + call.K + 4))
+    ),
+    "needed_registers": lambda call: (
+        max(call.K, 148 if call.vec < 8 else 122 if call.compute_capability < 120 else 136)
+    ),
+    "registers": lambda call: (
+        min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
+        8)
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
 }
 
 FORWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -851,15 +951,16 @@ FORWARD = (
             Parameter("min_blocks", (1, 2, 3)),
             Parameter("powers", (False, True), default=False),
             Parameter("fixed_parts", (False, True), default=False),
+            Parameter("r_terms", (1, 2), default=1),
         ),
         first=(
-            (4, 4, 4, 8, 2, False, False),
-            (4, 4, 4, 8, 2, True, True),
-            (4, 4, 4, 8, 2, False, True),
-            (4, 4, 2, 8, 2, False, False),
-            (4, 2, 4, 8, 2, False, False),
-            (8, 4, 4, 8, 1, False, False),
-            (2, 2, 4, 8, 3, False, False),
+            (4, 4, 4, 8, 2, False, False, 1),
+            (4, 4, 4, 8, 2, True, True, 1),
+            (4, 4, 4, 8, 2, False, True, 1),
+            (4, 4, 2, 8, 2, False, False, 1),
+            (4, 2, 4, 8, 2, False, False, 1),
+            (8, 4, 4, 8, 1, False, False, 1),
+            (2, 2, 4, 8, 3, False, False, 1),
         ),
         named=FORWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
@@ -898,14 +999,97 @@ FORWARD = (
         ),
         suits=(
             lambda call: call.T >= 16,
-            lambda call: 4 * call.wide_blocks >= call.sm_count,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= ceil_div(call.K, 16),
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: 2 * call.wide_blocks >= call.sm_count,
         ),
         bind=forward_warp_specialized,
+    ),
+    Family(
+        name="warp_specialized_segments",
+        template="wkv/forward_warp_specialized_segments.cu.jinja",
+        constants=("K", "V"),
+        settings={"per_step": "false"},
+        parameters=(
+            Parameter("warps", (1, 2, 4, 8)),
+            Parameter("row_warps", (1, 2, 4, 8)),
+            Parameter("stages", (4, 2)),
+            Parameter("vec", (8, 4, 2, 1)),
+            Parameter("min_blocks", (1, 2, 3)),
+            Parameter("powers", (False, True), default=False),
+            Parameter("fixed_parts", (False, True), default=False),
+            Parameter("r_terms", (1, 2), default=1),
+            Parameter("segments", (8, 2, 3, 4, 5, 6, 10, 11, 13, 16, 22)),
+            Parameter("state_stages", (4, 2), default=4),
+            Parameter("pdl", (False, True), default=False),
+        ),
+        first=(
+            (4, 4, 2, 8, 2, False, True, 1, 8, 4, False),
+            (4, 4, 2, 8, 2, True, True, 1, 8, 4, False),
+            (4, 4, 2, 8, 2, False, True, 2, 8, 4, False),
+            (4, 4, 4, 8, 2, False, True, 1, 11, 4, False),
+            (4, 4, 4, 8, 1, False, True, 1, 4, 4, False),
+        ),
+        named=FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.final_state_itemsize == 0,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+        ),
+        fits=(
+            lambda call: not (call.powers and call.per_step),
+            lambda call: not call.fixed_parts or call.row_warps % call.stages == 0,
+            lambda call: call.K % call.vec == 0,
+            lambda call: call.V % call.vec == 0,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: call.needed_registers <= call.registers,
+            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.state_bytes <= call.smem_per_block,
+            lambda call: not call.pdl or call.compute_capability >= 90 or (not call.on_gpu),
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.r_stride_B % call.vec == 0,
+            lambda call: call.r_stride_T % call.vec == 0,
+            lambda call: call.r_stride_H % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.k_stride_H % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.v_stride_H % call.vec == 0,
+            lambda call: call.y_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.y_stride_B % call.vec == 0,
+            lambda call: call.y_stride_T % call.vec == 0,
+            lambda call: call.y_stride_H % call.vec == 0,
+        ),
+        suits=(
+            lambda call: call.T >= 16,
+            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.K >= 8,
+            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
+            lambda call: call.row_warps <= ceil_div(call.K, 16),
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: not call.pdl or call.on_gpu,
+            lambda call: 3 * call.blocks <= 2 * call.sm_count or not call.on_gpu,
+            lambda call: (
+                (call.min_blocks - 1) * call.sm_count < call.blocks * call.segments <=
+                call.min_blocks * call.sm_count or not call.on_gpu
+            ),
+            lambda call: call.B * call.T >= 128 * call.N * call.segments or not call.on_gpu,
+            lambda call: (
+                (call.state_bytes + 1152) * ceil_div(call.state_grid, call.sm_count) <=
+                call.smem_per_sm or not call.on_gpu
+            ),
+        ),
+        bind=forward_warp_specialized_segments,
     ),
     Family(
         name="block_per_head",

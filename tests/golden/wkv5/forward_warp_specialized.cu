@@ -32,6 +32,7 @@ struct Config {
     static constexpr int kVec = 8;             // elements per copy
     static constexpr bool kPowers = false;      // powers of decays from a table
     static constexpr bool kFixedParts = false;  // the producers' parts of a chunk are unrolled
+    static constexpr int kRTerms = 1;      // bf16 terms of rows of r with decays
 };
 
 using Loop = kgen::wkv6::SpecializedLoop<Config>;

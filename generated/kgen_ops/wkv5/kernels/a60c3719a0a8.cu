@@ -1,4 +1,8 @@
+<<<<<<<< HEAD:generated/kgen_ops/wkv5/kernels/a60c3719a0a8.cu
 // digest: a60c3719a0a8
+========
+// digest: 6a900ac86f91
+>>>>>>>> segs:generated/kgen_ops/wkv5/kernels/6a900ac86f91.cu
 // Rendered by kgen from templates/wkv/forward_warp_specialized.cu.jinja
 // config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, powers=true, fixed_parts=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
@@ -31,8 +35,14 @@ struct Config {
     static constexpr int kRowWarps = 4;  // producers
     static constexpr int kStages = 2;       // chunks of inputs in shared memory
     static constexpr int kVec = 8;             // elements per copy
+<<<<<<<< HEAD:generated/kgen_ops/wkv5/kernels/a60c3719a0a8.cu
     static constexpr bool kPowers = true;      // powers of decays from a table
     static constexpr bool kFixedParts = true;  // the producers' parts of a chunk are unrolled
+========
+    static constexpr bool kPowers = false;      // powers of decays from a table
+    static constexpr bool kFixedParts = false;  // the producers' parts of a chunk are unrolled
+    static constexpr int kRTerms = 1;      // bf16 terms of rows of r with decays
+>>>>>>>> segs:generated/kgen_ops/wkv5/kernels/6a900ac86f91.cu
 };
 
 using Loop = kgen::wkv6::SpecializedLoop<Config>;

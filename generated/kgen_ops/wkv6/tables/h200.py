@@ -1437,11 +1437,16 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
+<<<<<<< HEAD
         kernel="516ce154c957",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true)"
         ),
+=======
+        kernel="f8c78686e0e7",
+        config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
+>>>>>>> segs
         fits=warp_specialized_1_fits,
         bind=warp_specialized_1,
         record="7d1b910d",
@@ -1464,7 +1469,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
         constants=("K", "V"),
-        kernel="ef685d3a6f9b",
+        kernel="dcdfcc5907b6",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_2_fits,
         bind=warp_specialized_2,
@@ -1492,7 +1497,7 @@ FORWARD = (
         dims=(4, 4, 2048, 16, 128, 128),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="5b09d7ee0bf8",
+        kernel="176af7d65758",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_3_fits,
         bind=warp_specialized_3,
@@ -1519,6 +1524,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
+<<<<<<< HEAD
         kernel="f1e5afbaf63e",
         config=(
             "warp_specialized("
@@ -1529,6 +1535,15 @@ FORWARD = (
         record="ca741d9f",
         median_us=314.925,
         code="08ed2003f1e81e80",
+=======
+        kernel="85be1e836478",
+        config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
+        fits=warp_specialized_2_fits,
+        bind=warp_specialized_2,
+        record="2213ef33",
+        median_us=333.107,
+        code="82285c08481f230b",
+>>>>>>> segs
     ),
     Row(
         dims=(1, 1, 54, 32, 64, 64),

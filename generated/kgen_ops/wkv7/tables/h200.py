@@ -812,7 +812,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="07d6728f8e42",
+        kernel="44b10ea617a0",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, segments=8, state_warps=8)"

@@ -6,8 +6,8 @@
 //     y  = R S + scores V        scores: R K^T below the diagonal, sum_k r u k on it
 //     S  = diag(P) S + K^T V     K is decayed to the end of the chunk
 //
-// Only these products are serial in time. Scores, and the state that R reads, have a high and a low term; rows and V
-// are bf16 operands, and sums are fp32.
+// Only these products are serial in time. Scores, and the state that R reads, have a high and a low term, and so do rows
+// R if kRTerms is 2; other rows and V are bf16 operands, and sums are fp32.
 //
 // NaN and Inf: as in chunk_mma.cuh. Where an output is not finite the block computes its sequence again, step by step.
 //
@@ -21,7 +21,7 @@
 //
 // A Config has W and U; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV; kWarps, kRowWarps: of
 // consumers and producers; kStages: chunks of inputs in shared memory; kVec: elements per copy; kPowers: powers of
-// decays from a table; kFixedParts: the producers' parts of a chunk are unrolled.
+// decays from a table; kFixedParts: the producers' parts of a chunk are unrolled; kRTerms: bf16 terms of rows R.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -35,9 +35,11 @@ struct SpecializedLoop {
     using W = typename Config::W;
     using U = typename Config::U;
     using Decay = DecayRows<W, U, Config::kForm>;
-    using Buffers = ChunkBuffers<Config::kK, Config::kRowWarps, Config::kPerStep, Config::kPowers>;
+    using Buffers = ChunkBuffers<Config::kK, Config::kRowWarps, Config::kPerStep, Config::kPowers,
+                                 Config::kRTerms>;
     using Producer = RowProducer<W, U, Config::kForm, Config::kPerStep, Config::kK, Config::kRowWarps,
-                                 Config::kVec, Config::kStages, Config::kPowers, Config::kFixedParts>;
+                                 Config::kVec, Config::kStages, Config::kPowers, Config::kFixedParts,
+                                 Config::kRTerms>;
     using Copier = wkv7::TileCopier<bf16, Config::kVec>;
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
@@ -56,17 +58,32 @@ struct SpecializedLoop {
     Decay decay;
 
     KGEN_DEVICE void operator()() const {
+        (*this)([](RecurrenceStates&) {}, [&] { run_steps(states); });
+    }
+
+    // The same, with again() by all threads where an output of the block is not finite. Every thread calls wait() with
+    // the states, once, before what it reads of them and before it writes an output.
+    template <class Wait, class Again>
+    KGEN_DEVICE void operator()(Wait wait, Again again) const {
+        RecurrenceStates first = states;
         const int chunks = static_cast<int>(ceil_div(rows.end, i64{16}));
         float nonfinite = 0.0f;  // becomes NaN if an output is not finite
         if (warp() < kWarps) {
-            consume_all(chunks, nonfinite);
+            wait(first);
+            consume_all(first, chunks, nonfinite);
         } else {
             produce_all(warp() - kWarps, chunks);
+            wait(first);
         }
         cp_async_wait_all();  // zeros after the last step, where the state of the steps one by one may lie
-        if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite))
-            run_step_by_step<bf16, Config::kK, Config::kV, kColumns, kThreads, false, false, false, true>(
-                rows, states, decay);
+        if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite)) again();
+    }
+
+    // The steps one by one. begin: RecurrenceStates, or has its members.
+    template <class States>
+    KGEN_DEVICE void run_steps(const States& begin) const {
+        run_step_by_step<bf16, Config::kK, Config::kV, kColumns, kThreads, false, false, false, true>(
+            rows, begin, decay);
     }
 
 private:
@@ -119,9 +136,9 @@ private:
             produce_parts<Part + 1>(rows_of, there, interval, chunks);
     }
 
-    KGEN_DEVICE void consume_all(int chunks, float& nonfinite) const {
+    KGEN_DEVICE void consume_all(const RecurrenceStates& first, int chunks, float& nonfinite) const {
         State state;
-        load_state(state);
+        load_state(first, state);
         Copier copier(pointer(rows.v), 16 * warp());
         const auto copy = [&](int chunk) {
             const i64 left = max(min(rows.end - i64{chunk} * 16, i64{16}), i64{0});
@@ -148,7 +165,9 @@ private:
         }
     }
 
-    KGEN_DEVICE void load_state(State& state) const {
+    KGEN_DEVICE void load_state(const RecurrenceStates& from, State& state) const {
+        RecurrenceStates first = from;
+        first.segments = 0;
         const MmaLane lane = mma_lane();
 #pragma unroll
         for (int tile = 0; tile < 2 * kTiles; ++tile)
@@ -158,7 +177,31 @@ private:
                 const int column = 16 * warp() + lane.g + i / 2 * 8;
                 const bool used = key < Config::kK && column < rows.values;
                 state[tile][i] =
-                    used ? states.template initial_at<true>(key, column, Config::kK, Config::kV) : 0.0f;
+                    used ? first.template initial_at<true>(key, column, Config::kK, Config::kV) : 0.0f;
+            }
+#pragma unroll 1
+        for (int segment = 0; segment < from.segments; ++segment) add_segment(from, segment, state);
+    }
+
+    // As RecurrenceStates::initial_at does, with all loads of a segment at once.
+    KGEN_DEVICE void add_segment(const RecurrenceStates& from, int segment, State& state) const {
+        const MmaLane lane = mma_lane();
+        const float* sums = from.segment_sums + segment * from.segment_stride;
+        const float* decays = from.segment_key_sums + segment * Config::kK;
+#pragma unroll
+        for (int tile = 0; tile < 2 * kTiles; ++tile)
+#pragma unroll
+            for (int x = 0; x < 2; ++x) {
+                const int key = 8 * tile + 2 * lane.q + x;
+                const bool there = Config::kK % 16 == 0 || key < Config::kK;
+                const float decay = there ? decays[key] : 0.0f;
+#pragma unroll
+                for (int y = 0; y < 2; ++y) {
+                    const int column = 16 * warp() + lane.g + 8 * y;
+                    const bool used = there && (Config::kV % kColumns == 0 || column < rows.values);
+                    const float sum = used ? sums[key * Config::kV + column] : 0.0f;
+                    state[tile][2 * y + x] = fma(state[tile][2 * y + x], decay, sum);
+                }
             }
     }
 
@@ -186,6 +229,11 @@ private:
                 terms[1].pair[i] = pair[1];
             }
             Half::B r[2];
+            if constexpr (Config::kRTerms == 2) {
+                RowTile::two_rows(r, from.rows(slot, kRowRLow), tile);
+#pragma unroll
+                for (int n = 0; n < 2; ++n) Half::multiply<0>(y[n], terms[0], r[n]);
+            }
             RowTile::two_rows(r, rows_r, tile);
 #pragma unroll
             for (int term = 1; term >= 0; --term)

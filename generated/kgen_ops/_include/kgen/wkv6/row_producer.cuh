@@ -24,7 +24,8 @@
 //
 // Layout in shared memory (struct ChunkBuffers), each tile swizzled (swizzled_tile.cuh):
 //
-//     bf16 rows[Warps + 1][2][16][kRow]   slot, tensor R K; kRow: 16, or K padded to a multiple of 64
+//     bf16 rows[Warps + 1][kRows][16][kRow]   slot, tensor R K, or R K and the low terms of R; kRow: 16, or K padded to
+//                                         a multiple of 64
 //     bf16 scores[2][2][16][16]           chunk % 2, high and low terms; scores of steps with later steps stay zero
 //     float decay[Warps + 1, or 1][kRow]  P
 //     float bonus[kRow]                   u
@@ -38,8 +39,9 @@
 // that of its first part, so there are Warps + 1 slots. The constructor has a barrier of the producers (2). A warp
 // copies its inputs itself, Stages - 1 parts ahead.
 //
-// Precision: rows are rounded to bf16 once, but late rows of blocks of 8 and 16 steps have two terms for scores. Scores
-// are summed in fp32 and stored in two terms; the bonus is fp32.
+// Precision: rows are rounded to bf16 once, but late rows of blocks of 8 and 16 steps have two terms for scores, and so
+// do rows R for products with the state if RTerms is 2. Scores are summed in fp32 and stored in two terms; the bonus is
+// fp32.
 #pragma once
 
 #include "kgen/chunked/decay_form.cuh"
@@ -50,17 +52,19 @@
 
 namespace kgen::wkv6 {
 
-enum Row { kRowR, kRowK };
+enum Row { kRowR, kRowK, kRowRLow };
 
-// The tiles in shared memory. Keys: of a head; Warps: producers; Powers: whether there is a table of powers.
-template <int Keys, int Warps, bool PerStep, bool Powers = false>
+// The tiles in shared memory. Keys: of a head; Warps: producers; Powers: whether there is a table of powers; RTerms: of
+// rows R, 1 or 2.
+template <int Keys, int Warps, bool PerStep, bool Powers = false, int RTerms = 1>
 struct ChunkBuffers {
     static constexpr int kSlots = Warps + 1, kDecaySlots = PerStep ? kSlots : 1;
+    static constexpr int kRows = 1 + RTerms;
     static constexpr int kRow = Keys <= 16 ? 16 : ceil_div(Keys, 64) * 64;
     using RowTile = SwizzledTile<bf16, kRow>;
     using ScoreTile = SwizzledTile<bf16, 16>;
     static constexpr int kTerm = ScoreTile::kElements;  // from the high to the low term
-    static constexpr int kRowElements = kSlots * 2 * RowTile::kElements;
+    static constexpr int kRowElements = kSlots * kRows * RowTile::kElements;
     static constexpr int kScoreElements = 2 * 2 * kTerm;
     static constexpr int kFloats =
         (kDecaySlots + (PerStep || Powers ? 1 : 2)) * kRow + (Powers ? 16 * (kRow + 16) : 0);
@@ -69,7 +73,7 @@ struct ChunkBuffers {
     bf16* first;
 
     KGEN_DEVICE bf16* rows(int slot, int which) const {
-        return first + (slot * 2 + which) * RowTile::kElements;
+        return first + (slot * kRows + which) * RowTile::kElements;
     }
     KGEN_DEVICE bf16* scores(int chunk) const {
         return first + kRowElements + (chunk & 1) * 2 * kTerm;
@@ -94,13 +98,13 @@ private:
 // `warp` is the caller's number among Warps. W, U: dtypes of w and u; PerStep: whether w has a row per step, else one
 // per head; CopyVec: elements per copy; Stages: parts of inputs in shared memory, one of them in use; Powers: factors
 // from a table, with one decay per head; FixedParts: the caller unrolls the parts of a chunk, so that the addresses of
-// inputs and tiles of keys are constants.
+// inputs and tiles of keys are constants; RTerms: bf16 terms of rows R.
 template <class W, class U, DecayForm Form, bool PerStep, int Keys, int Warps, int CopyVec, int Stages,
-          bool Powers = false, bool FixedParts = false>
+          bool Powers = false, bool FixedParts = false, int RTerms = 1>
 class RowProducer {
     static_assert(!(PerStep && Powers), "decays of steps are not powers of one");
     static_assert(!FixedParts || Warps % Stages == 0, "a part has the same stage in all chunks");
-    using Buffers = ChunkBuffers<Keys, Warps, PerStep, Powers>;
+    using Buffers = ChunkBuffers<Keys, Warps, PerStep, Powers, RTerms>;
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
     using Half = HalfOperands<bf16>;
@@ -319,15 +323,20 @@ private:
         Half::template multiply<0>(sums_[kLevel / 2], late, typename Half::B{{k[0], k[1]}});
     }
 
+    // What pack(x) lost by rounding.
+    static KGEN_DEVICE Quad pack_rest(const float (&x)[4], const Quad& packed) {
+        const Vec<float, 4> rounded = unpack(packed);
+        float lost[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) lost[i] = x[i] - rounded[i];
+        return pack(lost);
+    }
+
     // The same of rows in fp32; r in two terms, the small one first.
     template <int kLevel>
     KGEN_DEVICE void multiply(const float (&r)[4], const float (&k)[4]) {
         const Quad high = pack(r), early = pack(k);
-        const Vec<float, 4> rounded = unpack(high);
-        float lost[4];
-#pragma unroll
-        for (int x = 0; x < 4; ++x) lost[x] = r[x] - rounded[x];
-        multiply<kLevel>(pack(lost), early);
+        multiply<kLevel>(pack_rest(r, high), early);
         multiply<kLevel>(high, early);
     }
 
@@ -453,7 +462,11 @@ private:
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             bf16* place = rows + RowTile::beside(places_of_rows_[which], tile);
-            *reinterpret_cast<Quad*>(place + kRowR * RowTile::kElements) = pack(r[which]);
+            const Quad high = pack(r[which]);
+            *reinterpret_cast<Quad*>(place + kRowR * RowTile::kElements) = high;
+            if constexpr (RTerms == 2)
+                *reinterpret_cast<Quad*>(place + kRowRLow * RowTile::kElements) =
+                    pack_rest(r[which], high);
             *reinterpret_cast<Quad*>(place + kRowK * RowTile::kElements) = pack(k[which]);
         }
         if (PerStep && mma_lane().g == 0)

@@ -8,7 +8,6 @@
 //
 // P has the recurrence of L for K further columns: v is zero there, and the state begins as the identity.
 //
-//     SegmentBlock      which head, segment and columns a block has
 //     SegmentColumns    where a consumer warp of specialized_loop.cuh begins and what it stores: 16 columns of L or P
 //     scan_segments     S of all segments but the first, in fp32
 //
@@ -21,41 +20,12 @@
 
 #include "kgen/primitives/block.cuh"
 #include "kgen/primitives/mma.cuh"
+#include "kgen/wkv/segment_block.cuh"
 #include "kgen/wkv7/decay.cuh"
 
 namespace kgen::wkv7 {
 
-// Block `block` of a grid [heads, Launched, Columns], of segments 0 to Launched - 1 of `Segments`. All segments of a
-// sequence but the last have the same number of whole chunks of 16 steps. The last segments of a short sequence have
-// no step.
-template <int Segments, int Launched, int Columns>
-struct SegmentBlock {
-    i64 head;  // counted over sequences and heads
-    int segment, columns;
-
-    KGEN_DEVICE explicit SegmentBlock(int block)
-        : head(block / (Launched * Columns)),
-          segment(block / Columns % Launched),
-          columns(block % Columns) {}
-
-    // The steps of the segment, and those of the sequence before it.
-    KGEN_DEVICE Span own(const Span& sequence) const {
-        const i64 first = begin(sequence.steps);
-        return {sequence.b, sequence.first + first,
-                min(length(sequence.steps), sequence.steps - first)};
-    }
-    KGEN_DEVICE Span earlier(const Span& sequence) const {
-        return {sequence.b, sequence.first, begin(sequence.steps)};
-    }
-
-    // Of a segment that is not the last one: its place in workspaces. The state before a segment has the place of the
-    // segment before it.
-    KGEN_DEVICE i64 place() const { return head * (Segments - 1) + segment; }
-
-private:
-    static KGEN_DEVICE i64 length(i64 steps) { return ceil_div(steps, i64{16 * Segments}) * 16; }
-    KGEN_DEVICE i64 begin(i64 steps) const { return min(segment * length(steps), steps); }
-};
+using kgen::wkv::SegmentBlock;
 
 // Tile `tile` of 16 columns: value features first, then columns of P.
 template <int Keys, int Values>

@@ -1,0 +1,277 @@
+// What a segment of T adds to the state of wkv5 and wkv6, where heads are few; bf16 operands (mma, sm_80).
+//
+// A transition is diagonal. So with S_s the state before segment s, and sums over its steps t:
+//
+//     S_{s+1} = diag(P) S_s + L     P = the product of all d_t     L = sum_t diag(d_{t+1} ... d_last) k_t v_t^T
+//
+// The block loops over chunks of 32 steps. A warp has 16 keys and all of the block's value features, with L in
+// registers:
+//
+//     L = diag(d_0 ... d_31) L + K^T V     K_t = k_t d_{t+1} ... d_31
+//
+// by running products of decays, so every factor is at most 1. A lane has two keys and four consecutive steps of each
+// 16, in the order in which operand A has them: rows K never leave registers. Neighbouring lanes exchange the products
+// of their four steps. Rows K have a high and a low term, so that a segment begins with a state closer to the exact one
+// than the state of a loop over all steps.
+//
+// Steps beyond the last one: their k and v are zero, their decays are not 1, and nothing reads a state after them.
+//
+// Layout: sums [K][V], decays [K] of the segment, in fp32.
+//
+// Shared memory, a ring of chunks: u16 [kStages]{k[2][kWarps], w[2][kWarps], v[2][kValueTiles]} of tiles of 16 steps and
+// 16 columns (kgen/wkv7/tile_copier.cuh); no w where it is one row per head.
+//
+// Synchronisation: one block barrier per chunk. Copies by cp.async, kStages - 1 chunks ahead, one group per chunk.
+#pragma once
+
+#include "kgen/chunked/decay_form.cuh"
+#include "kgen/chunked/swizzled_tile.cuh"
+#include "kgen/primitives/block.cuh"
+#include "kgen/primitives/split_bf16.cuh"
+#include "kgen/wkv6/part_copier.cuh"
+
+namespace kgen::wkv6 {
+
+// A Config has W; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV: features of a head; kColumns:
+// value features of the block; kStages: chunks of inputs in shared memory; kVec: elements per copy.
+template <class Config>
+struct SegmentStates {
+    using W = typename Config::W;
+    using Tile = SwizzledTile<bf16, 16>;
+    using Half = HalfOperands<bf16>;
+    using Copier = PartCopier<bf16, Config::kVec>;
+    using CopierW = PartCopier<W, Config::kVec>;
+    static constexpr int kBlocks = 2, kChunk = 16 * kBlocks;  // of 16 steps
+    static constexpr int kWarps = ceil_div(Config::kK, 16), kThreads = kWarpSize * kWarps;
+    static constexpr int kMinBlocks = max(512 / kThreads, 1);  // per SM: up to 128 registers
+    static constexpr int kValueTiles = ceil_div(Config::kColumns, 16);
+    static constexpr int kTile = Copier::kElements, kTileW = Config::kPerStep ? CopierW::kElements : 0;
+    static constexpr int kOfW = kBlocks * kWarps * kTile, kOfV = kOfW + kBlocks * kWarps * kTileW;
+    static constexpr int kStage = kOfV + kBlocks * kValueTiles * kTile;  // 16-bit values
+    static constexpr int kStages = Config::kStages, kSmemBytes = 2 * kStages * kStage;
+
+    StepPointer<bf16> k, v;  // v: from the block's first value feature on
+    StepPointer<W> w;
+    i64 steps;
+    int values;     // value features from the block's first one on
+    float* sums;    // from the block's first value feature on
+    float* decays;  // or null
+
+    KGEN_DEVICE void operator()() const {
+        const int chunks = static_cast<int>(ceil_div(max(steps, i64{0}), i64{kChunk}));
+        Copies copies(*this);
+#pragma unroll
+        for (int chunk = 0; chunk < kStages - 1; ++chunk) copies.start(chunk);
+        Factors factors;
+        if constexpr (!Config::kPerStep) factors.of_head(w.first, own_key());
+        float state[2 * kValueTiles][4] = {}, all[2] = {1.0f, 1.0f};
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            cp_async_wait<kStages - 2>();
+            sync_block();  // all copies of the chunk are there, and all warps have read the slot that is filled next
+            copies.start(chunk + kStages - 1);
+            const u16* stage = stage_of(chunk);
+            if constexpr (Config::kPerStep) factors.of_steps(stage + kOfW + warp() * kTileW);
+            add_chunk(state, factors, stage);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) all[half] *= factors.chunk[half];
+        }
+        cp_async_wait_all();
+        store(state, all);
+    }
+
+private:
+    static KGEN_DEVICE int warp() { return thread_rank() / kWarpSize; }
+    static KGEN_DEVICE int own_key() { return 16 * warp() + mma_lane().g; }
+    static KGEN_DEVICE u16* stage_of(int chunk) {
+        return dynamic_smem<u16>() + (chunk & (kStages - 1)) * kStage;
+    }
+    // The first step of the lane's four in a block of 16.
+    static KGEN_DEVICE int own_step() { return 4 * mma_lane().q; }
+    // The row of 8 elements whose address a lane passes to ldmatrix, for four matrices: of steps 4q and 4q + 1, or with
+    // `late` 4q + 2 and 4q + 3, and of the first or the second 8 columns.
+    static KGEN_DEVICE int matrix_row(int late, int columns) {
+        const int row = lane_id() % 8;
+        return Tile::offset(row / 2 * 4 + row % 2 + 2 * late, columns);
+    }
+    // Operand A^T of a tile: rows are keys. B: two operands, columns are value features. Steps are in the lanes' order.
+    static KGEN_DEVICE void load_keys(u32 (&pairs)[4], const u16* tile) {
+        const int matrix = lane_id() / 8;
+        ldmatrix<4, true>(pairs, reinterpret_cast<const bf16*>(tile) + matrix_row(matrix / 2, matrix % 2));
+    }
+    static KGEN_DEVICE void load_values(Half::B (&b)[2], const u16* tile) {
+        const int matrix = lane_id() / 8;
+        u32 words[4];
+        ldmatrix<4, true>(words, reinterpret_cast<const bf16*>(tile) + matrix_row(matrix % 2, matrix / 2));
+        Half::split(b, words);
+    }
+
+    // The copies of a warp: its tiles of k and w, and every kWarps-th tile of v.
+    struct Copies {
+        Copier k, v;
+        CopierW w;
+        const SegmentStates& of;
+
+        KGEN_DEVICE explicit Copies(const SegmentStates& segment)
+            : k({segment.k.first + 16 * warp(), segment.k.stride}),
+              v(segment.v),
+              w({segment.w.first + (Config::kPerStep ? 16 * warp() : 0), segment.w.stride}),
+              of(segment) {}
+
+        // Chunks come one after the other.
+        KGEN_DEVICE void start(int chunk) {
+            u16* stage = stage_of(chunk);
+            const int keys = Config::kK - 16 * warp();
+#pragma unroll
+            for (int block = 0; block < kBlocks; ++block) {
+                const i64 first = i64{chunk} * kChunk + 16 * block;
+                const int left = static_cast<int>(max(min(of.steps - first, i64{16}), i64{0}));
+                k.start(stage + (block * kWarps + warp()) * kTile, left, keys, 0);
+                if constexpr (Config::kPerStep)
+                    w.start(stage + kOfW + (block * kWarps + warp()) * kTileW, left, keys, 0);
+#pragma unroll
+                for (int first_tile = 0; first_tile < kValueTiles; first_tile += kWarps) {
+                    const int tile = first_tile + warp();
+                    if (kValueTiles % kWarps != 0 && tile >= kValueTiles) break;
+                    v.start(stage + kOfV + (block * kValueTiles + tile) * kTile, left,
+                            of.values - 16 * tile, 16 * tile);
+                }
+                k.advance(0, 16);
+                v.advance(0, 16);
+                if constexpr (Config::kPerStep) w.advance(0, 16);
+            }
+            cp_async_commit();
+        }
+    };
+
+    // By which the lane's rows of k are multiplied, keys g and g + 8, and the products of a chunk's decays.
+    struct Factors {
+        float row[kBlocks][2][4], chunk[2];
+
+        // w [K], the same at all steps.
+        KGEN_DEVICE void of_head(const W* w, int key) {
+            float decay[kBlocks][2][4];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const bool there = key + 8 * half < Config::kK;
+                const float d = there ? decay_of<Config::kForm>(to_float(w[key + 8 * half])) : 1.0f;
+#pragma unroll
+                for (int i = 0; i < 4 * kBlocks; ++i) decay[i / 4][half][i % 4] = d;
+            }
+            multiply(decay);
+        }
+
+        // tile: the warp's first tile of w in a stage.
+        KGEN_DEVICE void of_steps(const u16* tile) {
+            float decay[kBlocks][2][4];
+#pragma unroll
+            for (int block = 0; block < kBlocks; ++block, tile += kWarps * kTileW) {
+                if constexpr (sizeof(W) == 2) {
+                    u32 pairs[4];
+                    load_keys(pairs, tile);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const f32x2 two = unpack2<W>(pairs[i]);
+                        decay[block][i % 2][i / 2 * 2] = two.x;
+                        decay[block][i % 2][i / 2 * 2 + 1] = two.y;
+                    }
+                } else {
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        const int place =
+                            wkv7::TileCopier<W, Config::kVec>::place(own_step(), mma_lane().g + 8 * half);
+#pragma unroll
+                        for (int i = 0; i < 4; ++i)
+                            decay[block][half][i] =
+                                *reinterpret_cast<const float*>(tile + Tile::below(place, i));
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    float& d = decay[block][i / 4][i % 4];
+                    d = decay_of<Config::kForm, false>(d);
+                }
+            }
+            multiply(decay);
+        }
+
+    private:
+        // From the decays of the lane's steps.
+        KGEN_DEVICE void multiply(const float (&decay)[kBlocks][2][4]) {
+            const int q = mma_lane().q;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                chunk[half] = 1.0f;
+#pragma unroll
+                for (int block = kBlocks - 1; block >= 0; --block) {
+                    const float(&d)[4] = decay[block][half];
+                    const float own = d[0] * d[1] * (d[2] * d[3]);
+                    const float neighbour = shfl_xor(own, 1), pair = own * neighbour;
+                    const float others = shfl_xor(pair, 2);
+                    // Of later steps: all lanes' of later blocks, then those of later lanes of this one.
+                    float later = q & 2 ? chunk[half] : chunk[half] * others;
+                    later = q & 1 ? later : later * neighbour;
+                    float(&f)[4] = row[block][half];
+                    f[3] = later;
+#pragma unroll
+                    for (int i = 2; i >= 0; --i) f[i] = f[i + 1] * d[i + 1];
+                    chunk[half] *= pair * others;
+                }
+            }
+        }
+    };
+
+    static KGEN_DEVICE void add_chunk(float (&state)[2 * kValueTiles][4], const Factors& factors,
+                                      const u16* stage) {
+        Half::A terms[kBlocks][2];  // of rows K, high and low
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+            u32 pairs[4];
+            load_keys(pairs, stage + (block * kWarps + warp()) * kTile);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const f32x2 two = unpack2<bf16>(pairs[i]);
+                const float* factor = factors.row[block][i % 2] + i / 2 * 2;
+                u32 split[2];
+                split_bf16(two.x * factor[0], two.y * factor[1], split);
+                terms[block][0].pair[i] = split[0];
+                terms[block][1].pair[i] = split[1];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 8 * kValueTiles; ++i)
+            state[i / 4][i % 4] *= factors.chunk[i % 4 / 2];
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+            for (int tile = 0; tile < kValueTiles; ++tile) {
+                Half::B values[2];
+                load_values(values, stage + kOfV + (block * kValueTiles + tile) * kTile);
+#pragma unroll
+                for (int term = 1; term >= 0; --term)
+#pragma unroll
+                    for (int n = 0; n < 2; ++n)
+                        Half::multiply<0>(state[2 * tile + n], terms[block][term], values[n]);
+            }
+    }
+
+    KGEN_DEVICE void store(const float (&state)[2 * kValueTiles][4], const float (&all)[2]) const {
+        const MmaLane lane = mma_lane();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int key = own_key() + 8 * half;
+            if (key >= Config::kK) break;
+            float* row = sums + key * Config::kV;
+#pragma unroll
+            for (int tile = 0; tile < 2 * kValueTiles; ++tile)
+#pragma unroll
+                for (int x = 0; x < 2; ++x) {
+                    const int value = 8 * tile + 2 * lane.q + x;
+                    if (value < values) row[value] = state[tile][2 * half + x];
+                }
+            if (decays != nullptr && lane.q == 0) decays[key] = all[half];
+        }
+    }
+};
+
+}  // namespace kgen::wkv6
