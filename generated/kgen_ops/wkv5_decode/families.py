@@ -16,11 +16,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-<<<<<<< HEAD
-HEADERS = "2452fad622fd24796e2dfda104edb762"
-=======
-HEADERS = "364fbd50d52d1316d4e230a0e0c8b948"
->>>>>>> segs
+HEADERS = "27761afb5dc49fa828106015f98ea039"
 
 
 def forward_warp_state(file: KernelFile, call: Call) -> Run:

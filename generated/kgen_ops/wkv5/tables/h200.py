@@ -677,17 +677,12 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-<<<<<<< HEAD
-        kernel="a60c3719a0a8",
+        kernel="221bef56a7be",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, powers=true, "
             "fixed_parts=true)"
         ),
-=======
-        kernel="6a900ac86f91",
-        config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
->>>>>>> segs
         fits=warp_specialized_1_fits,
         bind=warp_specialized_1,
         record="16331042",
@@ -698,17 +693,12 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-<<<<<<< HEAD
-        kernel="3640d58fba91",
+        kernel="cb7867a82e03",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
             "fixed_parts=true)"
         ),
-=======
-        kernel="15b6f88d5092",
-        config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=1)",
->>>>>>> segs
         fits=warp_specialized_2_fits,
         bind=warp_specialized_2,
         record="34b27a9f",

@@ -1437,16 +1437,11 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-<<<<<<< HEAD
-        kernel="516ce154c957",
+        kernel="3ed44b174dfe",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true)"
         ),
-=======
-        kernel="f8c78686e0e7",
-        config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
->>>>>>> segs
         fits=warp_specialized_1_fits,
         bind=warp_specialized_1,
         record="7d1b910d",
@@ -1509,7 +1504,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="8be0b997c927",
+        kernel="5c5ee7b9abea",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true)"
@@ -1524,8 +1519,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-<<<<<<< HEAD
-        kernel="f1e5afbaf63e",
+        kernel="2f3f6540f41a",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true)"
@@ -1535,15 +1529,6 @@ FORWARD = (
         record="ca741d9f",
         median_us=314.925,
         code="08ed2003f1e81e80",
-=======
-        kernel="85be1e836478",
-        config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
-        fits=warp_specialized_2_fits,
-        bind=warp_specialized_2,
-        record="2213ef33",
-        median_us=333.107,
-        code="82285c08481f230b",
->>>>>>> segs
     ),
     Row(
         dims=(1, 1, 54, 32, 64, 64),
