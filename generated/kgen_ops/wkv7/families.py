@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "8d7223e4f7db7e181430243d7bf6a7d4"
+HEADERS = "315f0b67434160662b687d288343e049"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -628,13 +628,10 @@ def backward_block_per_head(file: KernelFile, call: Call) -> Run:
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
     key_threads = call.key_threads
-    chunk = call.chunk
-    itemsize = call.itemsize
-    keys = call.keys
-    value_pitch = call.value_pitch
-    w_itemsize = call.w_itemsize
+    row_bytes = call.row_bytes
     size_k = call.K
     chunks = call.chunks
+    keys = call.keys
     gr_stride_b = call.gr_stride_B
     gr_stride_t = call.gr_stride_T
     gr_stride_h = call.gr_stride_H
@@ -659,8 +656,7 @@ def backward_block_per_head(file: KernelFile, call: Call) -> Run:
     grid_1_x = 2 * column_blocks
     launch_2 = file.launcher(
         "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
-        block=(key_threads, 1, 1),
-        smem=chunk * (value_pitch * (8 + 2 * itemsize) + keys * (4 * itemsize + w_itemsize)),
+        block=(key_threads, 1, 1), smem=row_bytes,
     )
     grid_2_x = size_h * chunks * ceil_div(size_k, keys)
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
@@ -1362,9 +1358,18 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "key_threads": lambda call: call.keys * call.key_split,
     "value_pitch": lambda call: round_up(round_up(call.V, 4 * call.key_split), 8),
+    "row_bytes": lambda call: (
+        call.chunk * (16 * call.value_pitch + 32 * call.keys) if call.prepared else call.chunk *
+        (call.value_pitch * (8 + 2 * call.itemsize) + call.keys * (4 * call.itemsize +
+        call.w_itemsize))
+    ),
     "column_registers": lambda call: 4 * ceil_div(call.K, 4 * call.split) * call.tile,
     "other_registers": lambda call: 64,
     "on_gpu": lambda call: call.compute_capability > 0,
+    "input_registers": lambda call: (
+        64 if call.prepared < 2 else 40 if call.compute_capability != 90 or call.cu_seqlens_itemsize
+        else 24
+    ),
     "lane_registers": lambda call: 4 * ceil_div(call.V, 4 * call.key_split) * (call.chunk + 2),
 }
 
@@ -1735,12 +1740,14 @@ BACKWARD = (
             Parameter("chunk", (8, 16, 32)),
             Parameter("key_split", (4, 8, 16, 32)),
             Parameter("keys", (8, 16, 32)),
+            Parameter("prepared", (0, 1, 2, 3, 4), default=0),
         ),
         first=(
-            (4, 4, 64, 8, 2, 8, 16, 8, 16),
-            (4, 4, 32, 8, 2, 8, 16, 16, 16),
-            (8, 1, 16, 16, 2, 8, 8, 4, 8),
-            (16, 1, 8, 16, 2, 8, 8, 4, 8),
+            (4, 4, 64, 8, 2, 8, 16, 8, 16, 3),
+            (4, 4, 32, 8, 2, 8, 16, 8, 16, 1),
+            (4, 4, 64, 8, 2, 4, 16, 8, 16, 3),
+            (8, 1, 16, 16, 2, 8, 8, 4, 8, 0),
+            (16, 1, 8, 16, 2, 8, 8, 4, 8, 0),
         ),
         named=BACKWARD_BLOCK_PER_HEAD_NAMED,
         is_safe=False,
@@ -1756,7 +1763,11 @@ BACKWARD = (
                 call.column_registers + call.other_registers <= min(255, call.regs_per_sm //
                 call.threads)
             ),
-            lambda call: call.lane_registers + 64 <= min(255, call.regs_per_sm // call.key_threads),
+            lambda call: call.row_bytes <= call.smem_per_block,
+            lambda call: (
+                call.lane_registers + call.input_registers <= min(255, call.regs_per_sm //
+                (call.key_threads * max(call.prepared, 1)))
+            ),
             lambda call: call.key_threads <= 1024,
             lambda call: ceil_div(call.K, 4 * call.split) <= 8,
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
@@ -1804,7 +1815,8 @@ BACKWARD = (
             lambda call: 4 * call.key_split <= max(round_up(call.V, 4), 16),
             lambda call: call.keys < 2 * call.K or call.keys == 8,
             lambda call: call.chunk <= next_pow2(max(call.T, 1)) or call.chunk == 8,
-            lambda call: call.key_threads <= 64 or call.on_gpu,
+            lambda call: call.key_threads <= 64 and call.prepared <= 1 or call.on_gpu,
+            lambda call: (call.row_bytes + 1152) * max(call.prepared, 1) <= call.smem_per_sm,
         ),
         bind=backward_block_per_head,
     ),
