@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "315f0b67434160662b687d288343e049"
+HEADERS = "8d8ce8a24a2395d18602c885033d4ac6"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -598,7 +598,7 @@ def backward_chunk_rows(file: KernelFile, call: Call) -> Run:
 def backward_block_per_head(file: KernelFile, call: Call) -> Run:
     """Launch the backward block_per_head."""
     threads = call.threads
-    smem_bytes = call.smem_bytes
+    column_bytes = call.column_bytes
     column_blocks = call.column_blocks
     size_n = call.N
     size_t = call.T
@@ -651,7 +651,7 @@ def backward_block_per_head(file: KernelFile, call: Call) -> Run:
     size_v = call.V
     launch_1 = file.launcher(
         "wkv7_backward_columns", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
-        block=(threads, 1, 1), smem=smem_bytes,
+        block=(threads, 1, 1), smem=column_bytes,
     )
     grid_1_x = 2 * column_blocks
     launch_2 = file.launcher(
@@ -1356,6 +1356,10 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
         call.stages * call.tokens * ((4 * call.row_pitch + call.columns) * call.itemsize +
         call.row_pitch * call.w_itemsize) + 4 * call.tokens * call.row_pitch
     ),
+    "column_bytes": lambda call: (
+        call.smem_bytes + (16 * call.tokens * call.row_pitch if call.prepared and call.itemsize == 2
+        else 0)
+    ),
     "key_threads": lambda call: call.keys * call.key_split,
     "value_pitch": lambda call: round_up(round_up(call.V, 4 * call.key_split), 8),
     "row_bytes": lambda call: (
@@ -1366,11 +1370,11 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
     "column_registers": lambda call: 4 * ceil_div(call.K, 4 * call.split) * call.tile,
     "other_registers": lambda call: 64,
     "on_gpu": lambda call: call.compute_capability > 0,
-    "input_registers": lambda call: (
-        64 if call.prepared < 2 else 40 if call.compute_capability != 90 or call.cu_seqlens_itemsize
-        else 24
-    ),
     "lane_registers": lambda call: 4 * ceil_div(call.V, 4 * call.key_split) * (call.chunk + 2),
+    "more_registers": lambda call: (
+        64 if call.prepared < 2 else 24 if call.compute_capability == 90 and call.chunk < 32 and
+        (call.vec > 2) else 40
+    ),
 }
 
 BACKWARD = (
@@ -1763,9 +1767,9 @@ BACKWARD = (
                 call.column_registers + call.other_registers <= min(255, call.regs_per_sm //
                 call.threads)
             ),
-            lambda call: call.row_bytes <= call.smem_per_block,
+            lambda call: max(call.row_bytes, call.column_bytes) <= call.smem_per_block,
             lambda call: (
-                call.lane_registers + call.input_registers <= min(255, call.regs_per_sm //
+                call.lane_registers + call.more_registers <= min(255, call.regs_per_sm //
                 (call.key_threads * max(call.prepared, 1)))
             ),
             lambda call: call.key_threads <= 1024,

@@ -26,6 +26,7 @@
 // A Config has Value and W; kK and kV, keys and value features; kForm; kSteps, kKeySplit, kKeys; kVec, elements per load.
 #pragma once
 
+#include "kgen/primitives/registers.cuh"
 #include "kgen/wkv/state_columns.cuh"
 #include "kgen/wkv7/row_gradients.cuh"
 #include "kgen/wkv7/row_scores.cuh"
@@ -232,16 +233,24 @@ private:
     }
 
     KGEN_DEVICE void write_results() const {
-        for (int i = thread_rank(); i < steps * kKeys; i += kThreads) {
-            const int step = i / kKeys, key = first_key + i % kKeys;
-            if (key >= kK) continue;
-            const Four* from = reinterpret_cast<const Four*>(rows_of(kOfKeys)) + 2 * i;
+        constexpr int kApart = kThreads / kKeys;  // steps
+        static_assert(kSteps % kApart == 0 || kApart > kSteps, "a thread has the same key of several steps");
+        // Opaque, so that nothing is computed earlier and kept in registers.
+        const int rank = opaque(thread_rank()), first = rank / kKeys, key = first_key + rank % kKeys;
+        if (key >= kK) return;
+        Value *to_k = gk.at(first) + key, *to_b = gb.at(first) + key;
+        Value *to_a = ga.at(first) + key, *to_r = gr.at(first) + key;
+        W* to_w = gw.at(first) + key;
+#pragma unroll
+        for (int n = 0; n < max(kSteps / kApart, 1); ++n) {
+            if (first + n * kApart >= steps) break;
+            const Four* from = reinterpret_cast<const Four*>(rows_of(kOfKeys)) + 2 * (rank + n * kThreads);
             const Four forward = from[0], backward = from[1];
-            gw.at(step)[key] = from_float<W>(forward[0] * forward[3]);
-            gk.at(step)[key] = from_float<Value>(forward[1]);
-            gb.at(step)[key] = from_float<Value>(forward[2]);
-            ga.at(step)[key] = from_float<Value>(backward[2]);
-            gr.at(step)[key] = from_float<Value>(scale * backward[3]);
+            to_w[n * kApart * gw.stride_t] = from_float<W>(forward[0] * forward[3]);
+            to_k[n * kApart * gk.stride_t] = from_float<Value>(forward[1]);
+            to_b[n * kApart * gb.stride_t] = from_float<Value>(forward[2]);
+            to_a[n * kApart * ga.stride_t] = from_float<Value>(backward[2]);
+            to_r[n * kApart * gr.stride_t] = from_float<Value>(scale * backward[3]);
         }
     }
 };
