@@ -1371,7 +1371,7 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
     "other_registers": lambda call: 64,
     "on_gpu": lambda call: call.compute_capability > 0,
     "lane_registers": lambda call: 4 * ceil_div(call.V, 4 * call.key_split) * (call.chunk + 2),
-    "more_registers": lambda call: (
+    "registers": lambda call: (
         64 if call.prepared < 2 else 24 if call.compute_capability == 90 and call.chunk < 32 and
         (call.vec > 2) else 40
     ),
@@ -1769,7 +1769,7 @@ BACKWARD = (
             ),
             lambda call: max(call.row_bytes, call.column_bytes) <= call.smem_per_block,
             lambda call: (
-                call.lane_registers + call.more_registers <= min(255, call.regs_per_sm //
+                call.lane_registers + call.registers <= min(255, call.regs_per_sm //
                 (call.key_threads * max(call.prepared, 1)))
             ),
             lambda call: call.key_threads <= 1024,
