@@ -759,7 +759,7 @@ FAMILIES = (
             Mistake("keys beyond the last", r"if \(key >= kK\) return;", ";"),
             Mistake("steps of the next copies", r"next_ \+= Tokens \* stride_;", ";"),
             Mistake("copies from the last step on", r"D == Direction::backward \? -1 : 1", "1"),
-            Mistake("copies behind the last step", r"token\(\) \+ n \* kApart < left", "true"),
+            Mistake("copies behind the last step", r"token \+ n \* kApart < left", "true"),
             Mistake("decays of a step", r"\(d\[x\]\)\.decay;", "(d[x]).slope;"),
             Mistake("barrier behind the decays", r"widen\(wide, values\);\s*sync_block\(\);",
                     "widen(wide, values);"),

@@ -31,24 +31,25 @@ public:
         Threads % kPieces == 0 && (Tokens % kApart == 0 || kApart > Tokens) && sizeof(T) * Vec >= 4;
 
     KGEN_DEVICE RowCopier(const StepPointer<T>& source, int width, i64 steps)
-        : next_(source.first + time_of<D>(token(), steps) * source.stride + column()),
+        : next_(source.first + time_of<D>(thread_rank() / kPieces, steps) * source.stride + column()),
           stride_((D == Direction::backward ? -1 : 1) * source.stride),
           inside_(column() < width) {}
 
     // `left`: steps that exist from the buffer's first one on.
     KGEN_DEVICE void start(T* target, i64 left) {
-        T* to = target + token() * Pitch + column();
+        // Opaque, so that places are computed here and not kept in registers, where they spilled.
+        const int rank = opaque(thread_rank()), token = rank / kPieces;
+        T* to = target + token * Pitch + rank % kPieces * Vec;
 #pragma unroll
         for (int n = 0; n < kCopies; ++n) {
-            if (kApart <= Tokens || token() < Tokens)
+            if (kApart <= Tokens || token < Tokens)
                 cp_async_or_zero<sizeof(T) * Vec>(to + n * kApart * Pitch, next_ + n * kApart * stride_,
-                                                  inside_ && token() + n * kApart < left);
+                                                  inside_ && token + n * kApart < left);
         }
         next_ += Tokens * stride_;
     }
 
 private:
-    static KGEN_DEVICE int token() { return thread_rank() / kPieces; }
     static KGEN_DEVICE int column() { return thread_rank() % kPieces * Vec; }
 
     const T* next_;
