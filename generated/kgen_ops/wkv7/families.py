@@ -1372,8 +1372,8 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
     "on_gpu": lambda call: call.compute_capability > 0,
     "lane_registers": lambda call: 4 * ceil_div(call.V, 4 * call.key_split) * (call.chunk + 2),
     "registers": lambda call: (
-        64 if call.prepared < 2 else 24 if call.compute_capability == 90 and call.chunk < 32 and
-        (call.vec > 2) else 40
+        64 if call.prepared < 2 else 24 if call.compute_capability == 90 and call.chunk == 16 and
+        (call.vec > 2) else 56
     ),
 }
 
@@ -1772,6 +1772,7 @@ BACKWARD = (
                 call.lane_registers + call.registers <= min(255, call.regs_per_sm //
                 (call.key_threads * max(call.prepared, 1)))
             ),
+            lambda call: call.prepared == 0 or call.stages < 3,
             lambda call: call.key_threads <= 1024,
             lambda call: ceil_div(call.K, 4 * call.split) <= 8,
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
