@@ -603,7 +603,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="ac8743e67da3",
+        kernel="56ae20b20dda",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, chunk_warps=4, "
@@ -619,7 +619,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="916fb4814048",
+        kernel="5756eb2ecfad",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -635,7 +635,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="916fb4814048",
+        kernel="5756eb2ecfad",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "

@@ -23,7 +23,8 @@
 // Synchronisation: two block barriers. The threads that write a key's results of a step share a warp with all that read
 // its inputs, and shuffles lie between.
 //
-// A Config has Value and W; kK and kV, keys and value features; kForm; kSteps, kKeySplit, kKeys; kVec, elements per load.
+// A Config has Value and W; kK and kV, keys and value features; kForm; kSteps, kKeySplit, kKeys; kVec, elements per
+// load.
 #pragma once
 
 #include "kgen/primitives/registers.cuh"

@@ -1,8 +1,8 @@
 // What kernels of wkv7's gradients of rows share: a chunk's inputs and results; on tensor cores also how results are
 // written, and the gradients by definition, step by step, for chunks where a result is not finite.
 //
-// A Config of RowGradients has Value and W (both of 16 bits), kK, kV, kForm, kRowWarps, and kVec, elements per copy. State: dtype of S
-// and G in memory, float or bf16.
+// A Config of RowGradients has Value and W (both of 16 bits), kK, kV, kForm, kRowWarps, and kVec, elements per copy.
+// State: dtype of S and G in memory, float or bf16.
 #pragma once
 
 #include "kgen/primitives/registers.cuh"
@@ -105,8 +105,8 @@ private:
 };
 
 // By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist. Block:
-// ChunkRows, QuotientRows or PreparedRows; kRepeats: whether it returns that it needs step_by_step. StepByStep is for the
-// call of itself alone.
+// ChunkRows, QuotientRows or PreparedRows; kRepeats: whether it returns that it needs step_by_step. StepByStep is for
+// the call of itself alone.
 template <class Block, bool StepByStep = false, class Offset>
 KGEN_DEVICE void backward_rows(
     const Offset* cu_seqlens, i64 N, i64 T, i64 H,
