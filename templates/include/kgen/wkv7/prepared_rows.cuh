@@ -1,5 +1,5 @@
-// gr, gw, gk, ga and gb of one chunk of steps on CUDA cores, with rows of wkv7's state and its gradient in registers and
-// all inputs prepared in shared memory: fp32, decays and their slopes computed once per step and key.
+// gr, gw, gk, ga and gb of one chunk of steps on CUDA cores, with rows of wkv7's state and its gradient in registers
+// and all inputs prepared in shared memory: fp32, decays and their slopes computed once per step and key.
 //
 // 1. Forward from the state before the chunk: the states before all of its steps, and gr.
 // 2. Backward from the gradient of the state after it: the others.
@@ -13,7 +13,7 @@
 // Shared memory, V short for the padded value features:
 //
 //     float sa[kSteps][V], gsa[kSteps][V], v[kSteps][V], gy[kSteps][V]
-//     float keys[kSteps][kKeys][8]    d, k, b, dd/dw; d, scale * r, a, none; results replace d, k, b, a and the last one
+//     float keys[kSteps][kKeys][8]    d, k, b, dd/dw; d, scale * r, a, none; results replace d, k, b, a and the last
 //
 // Each load has 16 bytes: a run of value features, or the inputs of a key for one direction. What lies beyond the last
 // step is a decay of 1 or zero.

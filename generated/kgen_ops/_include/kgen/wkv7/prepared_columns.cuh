@@ -117,7 +117,8 @@ struct PreparedLoop : ValueColumns<Config, Step> {
                     if constexpr (kWidens) {
                         Step::run(state, wide + i * kPitch, kTokens * kPitch, decays + i * kPitch, c_t, first, second);
                     } else {
-                        Step::run(state, values + i * kPitch, kTokens * kPitch, decays + i * kPitch, c_t, first, second);
+                        Step::run(state, values + i * kPitch, kTokens * kPitch, decays + i * kPitch, c_t, first,
+                                  second);
                     }
 #pragma unroll
                     for (int x = 0; x < kTile; ++x)
