@@ -1,8 +1,8 @@
-// What kernels of wkv7's gradients of rows share: a chunk's inputs and results, how results are written, and the
-// gradients by definition, step by step, for chunks where a result is not finite.
+// What kernels of wkv7's gradients of rows share: a chunk's inputs and results; on tensor cores also how results are
+// written, and the gradients by definition, step by step, for chunks where a result is not finite.
 //
-// A Config has Value and W (both of 16 bits), kK, kV, kForm, kRowWarps, and kVec, elements per copy. State: dtype of S
-// and G in memory, float or bf16.
+// A Config of RowGradients has Value and W (both of 16 bits), kK, kV, kForm, kRowWarps, and kVec, elements per copy.
+// State: dtype of S and G in memory, float or bf16.
 #pragma once
 
 #include "kgen/primitives/registers.cuh"
@@ -11,15 +11,13 @@
 
 namespace kgen::wkv7 {
 
+// The tensors of one chunk, from its first step on.
 template <class Config, class State>
-struct RowGradients {
+struct RowTensors {
     using Value = typename Config::Value;
     using W = typename Config::W;
     using StateType = State;
-    static_assert(sizeof(Value) == 2 && sizeof(W) == 2, "gradients of steps have 16 bits");
-    static constexpr auto kForm = Config::kForm;
-    static constexpr int kK = Config::kK, kV = Config::kV, kWarps = Config::kRowWarps;
-    static constexpr int kThreads = kWarps * kWarpSize, kKeys = 16 * kWarps;
+    static constexpr int kK = Config::kK, kV = Config::kV;
 
     // The block's first key; steps of the chunk; its first step in all tensors; the states.
     int first_key, steps;
@@ -30,6 +28,22 @@ struct RowGradients {
     Rows<Value> gr, gk, ga, gb;
     Rows<W> gw;
     float scale;
+};
+
+template <class Config, class State>
+struct RowGradients : RowTensors<Config, State> {
+    using Tensors = RowTensors<Config, State>;
+    using Value = typename Config::Value;
+    using W = typename Config::W;
+    using Tensors::first_key, Tensors::steps, Tensors::gy, Tensors::r, Tensors::k, Tensors::v, Tensors::a, Tensors::b,
+        Tensors::w, Tensors::sa, Tensors::gsa, Tensors::state, Tensors::gradient, Tensors::gr, Tensors::gk, Tensors::ga,
+        Tensors::gb, Tensors::gw, Tensors::scale;
+    using Tensors::kK, Tensors::kV;
+    static_assert(sizeof(Value) == 2 && sizeof(W) == 2, "gradients of steps have 16 bits");
+    static constexpr auto kForm = Config::kForm;
+    static constexpr bool kRepeats = true;  // see backward_rows
+    static constexpr int kWarps = Config::kRowWarps;
+    static constexpr int kThreads = kWarps * kWarpSize, kKeys = 16 * kWarps;
 
     // The definition, a thread per key and every other step: products with zeros of a NaN or Inf of another step do not
     // occur. It takes hundreds of times as long.
@@ -91,7 +105,8 @@ private:
 };
 
 // By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist. Block:
-// ChunkRows or QuotientRows. StepByStep is for the call of itself alone.
+// ChunkRows, QuotientRows or PreparedRows; kRepeats: whether it returns that it needs step_by_step. StepByStep is for
+// the call of itself alone.
 template <class Block, bool StepByStep = false, class Offset>
 KGEN_DEVICE void backward_rows(
     const Offset* cu_seqlens, i64 N, i64 T, i64 H,
@@ -131,6 +146,8 @@ KGEN_DEVICE void backward_rows(
                      scale};
     if constexpr (StepByStep) {
         rows.step_by_step();
+    } else if constexpr (!Block::kRepeats) {
+        rows();
     } else if (!rows()) {
         backward_rows<Block, true>(cu_seqlens, N, T, H, x, scale);
     }
