@@ -235,11 +235,12 @@ public:
         // 6. gr, ga. gw from E_0 on, and back from E_32, whose part of later tiles is not known yet; twice the sum of the
         // magnitudes that were added to E before a step, and once the step's own.
         Steps forth, back, sizes;
-        float size[2] = {}, until[4][2];
+        float size[2], until[4][2];
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             sum[which] = lanes_sum<4>(sum[which]);
             end[which] = lanes_sum<4>(end[which]);
+            size[which] = abs(sum[which]);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -294,6 +295,8 @@ public:
         }
 
         // 7. gw: of both sums the one that adds less.
+#pragma unroll
+        for (int which = 0; which < 2; ++which) size[which] += abs(end[which]);
 #pragma unroll
         for (int tile = 3; tile >= 0; --tile)
 #pragma unroll
