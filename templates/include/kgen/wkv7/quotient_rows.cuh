@@ -148,7 +148,7 @@ public:
         float sum[2], end[2];  // E_0, E_32
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            sum[which] = both[which] * (c.to_middle[which] * c.to_end[which] * (1.0f / kNear));
+            sum[which] = both[which] * (c.to_middle[which] * c.to_end[which] );
             end[which] = sum[which];
         }
         Operand of_r[4], of_a[4];
@@ -160,9 +160,9 @@ public:
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const int tile = 2 * half + i / 4, x = i % 4;
-                of_r[tile][place(x)] = truncated(value(words_r, i) * upto[tile][x]);
-                of_a[tile][place(x)] =
-                    truncated(value(words_a, i) * (x % 2 == 0 ? c.before_two[tile][x / 2] : upto[tile][x - 1]));
+                of_r[tile][place(x)] = rounded(value(words_r, i) * upto[tile][x]);
+                of_a[tile][place(x)] = bit_cast<u32>(
+                    value(words_a, i) * (x % 2 == 0 ? c.before_two[tile][x / 2] : upto[tile][x - 1]));
             }
         }
 #pragma unroll
@@ -196,13 +196,14 @@ public:
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     factor[i] = fast_reciprocal(its_decays[i]);
-                    const u32 its_k = truncated(value(words_k, 4 * n + i) * factor[i]);
-                    const u32 its_b = truncated(value(words_b, 4 * n + i) * factor[i]);
+                    const u32 its_k = rounded(value(words_k, 4 * n + i) * factor[i]);
+                    const u32 its_b = bit_cast<u32>(value(words_b, 4 * n + i) * factor[i]);
                     of_k[tile][place(i)] = its_k;
                     of_b[tile][place(i)] = its_b;
                     end[i / 2] = fma(bit_cast<float>(its_k), by_k[tile][i], end[i / 2]);
                     end[i / 2] = fma(bit_cast<float>(its_b), by_b[tile][i], end[i / 2]);
                 }
+                sync_warp();
 #pragma unroll
                 for (int part = half; part < 2; ++part) {
                     const Four rk = four(early, kRK, tile, part), ak = four(early, kAK, tile, part);
@@ -213,6 +214,10 @@ public:
                         if (from < tile) continue;
                         multiply(by_k[tile], of_r[from], rk, m);
                         multiply(by_b[tile], of_r[from], rb, m);
+                        Operand rest;
+                        rest_of(of_a[from], rest);
+                        multiply(by_k[tile], rest, ak, m);
+                        multiply(by_b[tile], rest, ab, m);
                         multiply(by_k[tile], of_a[from], ak, m);
                         multiply(by_b[tile], of_a[from], ab, m);
                     }
@@ -247,6 +252,7 @@ public:
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const int tile = 2 * half + n;
+                sync_warp();
 #pragma unroll
                 for (int part = 0; part <= half; ++part) {
                     const Four rk = four(late, kRK, tile, part), ak = four(late, kAK, tile, part);
@@ -257,6 +263,10 @@ public:
                         if (from > tile) continue;
                         multiply(by_r[tile], of_k[from], rk, m);
                         multiply(by_a[tile], of_k[from], ak, m);
+                        Operand rest;
+                        rest_of(of_b[from], rest);
+                        multiply(by_r[tile], rest, rb, m);
+                        multiply(by_a[tile], rest, ab, m);
                         multiply(by_r[tile], of_b[from], rb, m);
                         multiply(by_a[tile], of_b[from], ab, m);
                     }
@@ -365,7 +375,7 @@ private:
                     const float e = fast_exp2(min(-kLog2e * value<W>(words, i), 126.0f));
                     const float sigmoid_of = fast_reciprocal(1.0f + e);
                     upto[2 * half + i / 4][i % 4] = -kClamp * kLog2e * sigmoid_of;
-                    slope[i / 4][i % 4] = (-kClamp * kNear * sigmoid_of) * (e * sigmoid_of);
+                    slope[i / 4][i % 4] = (-kClamp * sigmoid_of) * (e * sigmoid_of);
                 }
 #pragma unroll
                 for (int n = 0; n < 2; ++n) own[(4 + 2 * half + n) * kWarpSize] = slope[n];
@@ -413,8 +423,13 @@ private:
         return i % 2 == 0 ? two.x : two.y;
     }
     static KGEN_DEVICE int place(int i) { return i / 2 + i % 2 * 2; }
-    // The bits that mma reads of an operand.
-    static KGEN_DEVICE u32 truncated(float x) { return bit_cast<u32>(x) & 0xffffe000u; }
+    // The nearest TF32 number: 8193 x in fp32 has its 11 bits, and the difference is exact. NaN of Inf.
+    static KGEN_DEVICE u32 rounded(float x) { return bit_cast<u32>(fma(x, -8192.0f, x * 8193.0f)); }
+    // What mma does not read of an operand.
+    static KGEN_DEVICE void rest_of(const Operand& x, Operand& rest) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rest[i] = bit_cast<u32>(bit_cast<float>(x[i]) - bit_cast<float>(x[i] & 0xffffe000u));
+    }
 
     // 16 steps: where the calling lane's row of 8 keys lies that ldmatrix and stmatrix take.
     static KGEN_DEVICE int own_row() {
@@ -691,7 +706,7 @@ private:
     KGEN_DEVICE void store_scores(const float (&sums)[kTiles][4], float* scores, int which) const {
         const MmaLane lane = mma_lane();
         const bool of_a = which / 2 == 1, of_b = which % 2 == 1;
-        const float factor = kNear * kNear * (of_a ? 1.0f : scale) * (of_b ? kNear : 1.0f);
+        const float factor = kNear * (of_a ? 1.0f : scale) * (of_b ? kNear : 1.0f);
         float* const of_late = scores + which * kMatrix;
         float* const of_early = of_late + 4 * kMatrix;
         const int distance = lane.g - 2 * lane.q - (of_a ? 1 : 0);  // of a tile on the diagonal, least one
