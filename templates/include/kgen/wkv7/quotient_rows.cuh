@@ -40,8 +40,8 @@
 //     float scores[2][4][32][32]        then in place of the rows: rows late steps and columns early ones, and
 //                                       transposed; rk, rb, ak, ab. A row has two halves of 16 steps, in the order
 //                                       2q, 2q + 1, 8 + 2q, 9 + 2q, swizzled.
-//     float own[warps][kOwn]            G [16][kPitch] of fp32; then, by tile and lane, c_t and d log(d_t) / dw_t
-//                                       [2][4][32][4]
+//     float own[warps][kOwn]            G [16][kPitch] of fp32, or the scales of S and G [2][kPitch]; then, by tile and
+//                                       lane, c_t and d log(d_t) / dw_t [2][4][32][4]
 //     Value inputs[warps][5][2][16][16] r, k, a, b, w of a warp, then its results
 //
 // Synchronisation: three block barriers, and one more where results are looked at for NaN and Inf: if any is not
@@ -72,7 +72,8 @@ public:
 
 private:
     using Base::first_key, Base::steps, Base::gy, Base::r, Base::k, Base::v, Base::a, Base::b, Base::w, Base::sa,
-        Base::gsa, Base::state, Base::gradient, Base::gr, Base::gk, Base::ga, Base::gb, Base::gw, Base::scale;
+        Base::gsa, Base::state, Base::gradient, Base::gr, Base::gk, Base::ga, Base::gb, Base::gw, Base::scale,
+        Base::state_scales, Base::gradient_scales;
     using Base::kK, Base::kV, Base::kWarps, Base::write;
     using Products = RowScores<Value, kV, kWarps, Config::kVec, false>;
     using Four = Vec<float, 4>;
@@ -116,6 +117,7 @@ public:
         copy_rows(gsa, rows + kRowGsa * kRows);
         copy_rows(sa, rows + kRowSa * kRows);
         if constexpr (kStaged) copy_gradient(own, key);
+        if constexpr (kScaled<State>) copy_scales(own);
         cp_async_commit();
         StateRows rows_s, rows_g;
         load_group(rows_s, state, key, 0);
@@ -539,6 +541,18 @@ private:
         }
     }
 
+    // The scales of S, then those of G; zero beyond the last value feature.
+    KGEN_DEVICE void copy_scales(float* to) const {
+        constexpr int kEach = min(Config::kVec, 4), kPerRow = kPitch / kEach, kRuns = 2 * kPerRow;
+#pragma unroll
+        for (int n = 0; n < ceil_div(kRuns, kWarpSize); ++n) {
+            const int i = lane_id() + n * kWarpSize, column = i % kPerRow * kEach;
+            if (i >= kRuns) break;
+            cp_async_or_zero<4 * kEach>(to + kEach * i, (i < kPerRow ? state_scales : gradient_scales) + column,
+                                        column < kV);
+        }
+    }
+
     template <class T>
     static KGEN_DEVICE const T* run_of(const StepPointer<T>& rows, int first, int later, int column) {
         return rows.first + u32(first) * rows.stride + column + later * rows.stride;
@@ -580,12 +594,16 @@ private:
                                             const StateRows& rows_g, int group, Steps& by_r, Steps& by_a, Steps& by_k, Steps& by_b,
                                             float (&both)[2]) {
         const OwnRow own(rows), own_g(staged);
-        const auto widened = [](const Vec<State, 4> (&two)[2], Four (&to)[2]) {
+        const float* const scales = staged + 16 * group + 4 * mma_lane().q;
+        const auto widened = [=](const Vec<State, 4> (&two)[2], Four (&to)[2], int place) {
+            Four factors = {};
+            if constexpr (kScaled<State>) factors = *reinterpret_cast<const Four*>(scales + place);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 float x[4];
                 to_floats(two[half], x);
-                to[half] = {{x[0], x[1], x[2], x[3]}};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) to[half][i] = kScaled<State> ? x[i] * factors[i] : x[i];
             }
         };
         const auto read_gradient = [&](int n, Four (&g)[2]) {
@@ -593,7 +611,7 @@ private:
 #pragma unroll
                 for (int half = 0; half < 2; ++half) g[half] = own_g(8 * half * kPitch, n, group);
             } else {
-                widened(rows_g[n], g);
+                widened(rows_g[n], g, kPitch + 16 * n);
             }
         };
         // S first: its registers are free where the sums with G begin.
@@ -601,11 +619,11 @@ private:
         for (int n = 0; n < kGroup; ++n) {
             if (group + n >= kBlocks) break;
             Four s[2], g[2];
-            widened(rows_s[n], s);
+            widened(rows_s[n], s, 16 * n);
             read_gradient(n, g);
 #pragma unroll
             for (int i = 0; i < 8; ++i) both[i / 4] = fma(s[i / 4][i % 4], g[i / 4][i % 4], both[i / 4]);
-            if constexpr (sizeof(State) == 4) round(s);  // bf16 is exact
+            if constexpr (sizeof(State) == 4) round(s);  // 16 bits are exact
 #pragma unroll
             for (int tile = 0; tile < 4; ++tile) {
                 const int place = 8 * tile * kPitch;
