@@ -69,6 +69,7 @@ public:
     using Base::kKeys, Base::kThreads, Base::step_by_step;
     using Index = u32;
     static constexpr int kSteps = 32;
+    static constexpr bool kOpaqueRepeat = true;  // else divisors of the prologue would be kept for it, and spill
 
 private:
     using Base::first_key, Base::steps, Base::gy, Base::r, Base::k, Base::v, Base::a, Base::b, Base::w, Base::sa,
@@ -150,7 +151,7 @@ public:
         float sum[2], end[2];  // E_0, E_32
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            sum[which] = both[which] * (c.to_middle[which] * c.to_end[which] );
+            sum[which] = both[which] * (c.to_middle[which] * c.to_end[which]);
             end[which] = sum[which];
         }
         Operand of_r[4], of_a[4];
@@ -276,21 +277,21 @@ public:
                 const Four its_decays = own_decays[tile * kWarpSize];
 #pragma unroll
                 for (int which = 0; which < 2; ++which) {
-                    float read[2], late_terms[2], added[2];
+                    float less_a[2], y[2], late_terms[2], added[2];
 #pragma unroll
                     for (int step = 0; step < 2; ++step) {
                         const int i = 2 * which + step;
-                        const float left = bit_cast<float>(of_r[tile][place(i)]) * by_r[tile][i];
-                        read[step] = bit_cast<float>(of_a[tile][place(i)]) * by_a[tile][i];
-                        late_terms[step] = x[tile][i] - left;
-                        added[step] = late_terms[step] - read[step];
+                        less_a[step] = -bit_cast<float>(of_a[tile][place(i)]);
+                        y[step] = by_a[tile][i];
+                        late_terms[step] = fma(-bit_cast<float>(of_r[tile][place(i)]), by_r[tile][i], x[tile][i]);
+                        added[step] = fma(less_a[step], y[step], late_terms[step]);
                         by_r[tile][i] *= its_decays[i];
                         by_a[tile][i] *= step == 0 ? c.before_two[tile][which] : its_decays[i - 1];
                     }
                     const LaneSums sums(c, added[0] + added[1]);
                     const float first = sum[which] + sums.before;
-                    forth[tile][2 * which] = first - read[0];
-                    forth[tile][2 * which + 1] = (first + added[0]) - read[1];
+                    forth[tile][2 * which] = fma(less_a[0], y[0], first);
+                    forth[tile][2 * which + 1] = fma(less_a[1], y[1], first + added[0]);
                     back[tile][2 * which + 1] = sums.behind + late_terms[1];
                     back[tile][2 * which] = (sums.behind + added[1]) + late_terms[0];
                     sum[which] += sums.all;

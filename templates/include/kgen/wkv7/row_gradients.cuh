@@ -96,6 +96,11 @@ private:
     }
 };
 
+// The same number. What depends on it is computed behind this point.
+KGEN_DEVICE i64 opaque_extent(i64 x) {
+    return i64{opaque(static_cast<int>(x >> 32))} << 32 | static_cast<u32>(opaque(static_cast<int>(x)));
+}
+
 // By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist. Block:
 // ChunkRows or QuotientRows. StepByStep is for the call of itself alone.
 template <class Block, bool StepByStep = false, class Offset>
@@ -144,7 +149,11 @@ KGEN_DEVICE void backward_rows(
     if constexpr (StepByStep) {
         rows.step_by_step();
     } else if (!rows()) {
-        backward_rows<Block, true>(cu_seqlens, N, T, H, x, scale);
+        if constexpr (Block::kOpaqueRepeat) {
+            backward_rows<Block, true>(cu_seqlens, opaque_extent(N), opaque_extent(T), opaque_extent(H), x, scale);
+        } else {
+            backward_rows<Block, true>(cu_seqlens, N, T, H, x, scale);
+        }
     }
 }
 
