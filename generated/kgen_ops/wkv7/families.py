@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "8d7223e4f7db7e181430243d7bf6a7d4"
+HEADERS = "b924f90e9853bd06bc279fa3cdffe002"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -344,7 +344,7 @@ def backward_warp_specialized(file: KernelFile, call: Call) -> Run:
     gb_stride_h = call.gb_stride_H
     size_b = call.B
     size_v = call.V
-    state_bytes = call.state_bytes
+    state_elements = call.state_elements
     launch_1 = file.launcher(
         "wkv7_backward_columns", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(32 * block_warps, 1, 1), smem=smem_bytes,
@@ -357,12 +357,8 @@ def backward_warp_specialized(file: KernelFile, call: Call) -> Run:
     grid_2_x = size_h * chunks * ceil_div(size_k, 16 * chunk_warps)
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
-    new_states = file.scratch(
-        ceil_div(size_h * chunks * size_k * size_v * state_bytes, 4), torch.float32,
-    )
-    new_gradients = file.scratch(
-        ceil_div(size_h * chunks * size_k * size_v * state_bytes, 4), torch.float32,
-    )
+    new_states = file.scratch(state_elements, torch.float32)
+    new_gradients = file.scratch(state_elements, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
@@ -1251,6 +1247,13 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         call.T // call.chunk + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T,
         call.chunk)
     ),
+    "state_scales": lambda call: (
+        call.H * call.chunks * call.V if call.state_bytes == 2 and call.chunk == 32 else 0
+    ),
+    "state_elements": lambda call: (
+        4 * ceil_div(call.H * call.chunks * call.K * call.V * call.state_bytes, 16) +
+        call.state_scales
+    ),
     "sequence_heads": lambda call: call.N * call.H,
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "block_warps": lambda call: call.warps + call.row_warps,
@@ -1386,14 +1389,14 @@ BACKWARD = (
             Parameter("state_bytes", (4, 2), default=4),
             Parameter("level_loop", (0, 1), default=0),
             Parameter("quotients", (0, 1), default=0),
+            Parameter("consumer_scores", (0, 1), default=0),
         ),
         first=(
-            (4, 4, 2, 8, 2, 16, 4, 3, 2, 0, 1),
-            (4, 4, 2, 8, 2, 16, 4, 3, 4, 0, 1),
-            (4, 4, 2, 8, 2, 16, 4, 3, 4, 0, 0),
-            (4, 4, 4, 8, 1, 16, 4, 3, 4, 0, 0),
-            (4, 4, 2, 8, 2, 16, 4, 3, 2, 0, 0),
-            (1, 1, 2, 8, 1, 32, 2, 1, 4, 0, 0),
+            (4, 4, 2, 8, 2, 16, 4, 3, 2, 0, 1, 0),
+            (4, 4, 2, 8, 2, 16, 4, 3, 4, 0, 1, 0),
+            (4, 4, 2, 8, 2, 16, 4, 3, 4, 0, 0, 0),
+            (4, 4, 4, 8, 1, 16, 4, 3, 4, 0, 0, 0),
+            (4, 4, 2, 8, 2, 16, 4, 3, 2, 0, 1, 1),
         ),
         named=BACKWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
@@ -1417,7 +1420,8 @@ BACKWARD = (
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
             lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
             lambda call: (
-                call.quotients == 0 or (call.decay_form == 'clamp' and call.level_loop == 0)
+                call.decay_form == 'clamp' and call.level_loop == 0 if call.quotients else
+                call.consumer_scores == 0
             ),
             lambda call: call.state_bytes == 4 or (call.K >= 64 and call.V >= 64),
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),

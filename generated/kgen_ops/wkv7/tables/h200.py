@@ -136,10 +136,10 @@ def warp_specialized_1(file: KernelFile, call: Call) -> Run:
     new_sa = file.scratch(size_b * size_t * size_h * 64, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * 64, torch.float32)
     new_states = file.scratch(
-        ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 4), torch.float32,
+        4 * ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 16) + 0, torch.float32,
     )
     new_gradients = file.scratch(
-        ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 4), torch.float32,
+        4 * ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 16) + 0, torch.float32,
     )
 
     def run(
@@ -293,10 +293,10 @@ def warp_specialized_2(file: KernelFile, call: Call) -> Run:
     new_sa = file.scratch(size_b * size_t * size_h * 64, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * 64, torch.float32)
     new_states = file.scratch(
-        ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 4), torch.float32,
+        4 * ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 16) + 0, torch.float32,
     )
     new_gradients = file.scratch(
-        ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 4), torch.float32,
+        4 * ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 16) + 0, torch.float32,
     )
 
     def run(
@@ -603,7 +603,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="29cee72401cf",
+        kernel="c61ab3fdc800",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, chunk_warps=4, "
@@ -619,7 +619,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="a1920fde4dbb",
+        kernel="ec2fcb0f779e",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -635,7 +635,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="a1920fde4dbb",
+        kernel="ec2fcb0f779e",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -655,7 +655,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="07d6728f8e42",
+        kernel="c852e8cc44fa",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, segments=8, state_warps=8)"
@@ -670,7 +670,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="8b2602ad5330",
+        kernel="58c614c89658",
         config="warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_tf32_1_fits,
         bind=warp_specialized_tf32_1,
@@ -682,7 +682,7 @@ FORWARD = (
         dims=(8, 8, 4096, 16, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="6834527fed81",
+        kernel="a0ca06c75053",
         config=(
             "warp_specialized("
             "warps=8, row_warps=8, stages=2, vec=8, min_blocks=1, quotients=1)"
@@ -697,7 +697,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="8b2602ad5330",
+        kernel="58c614c89658",
         config="warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_tf32_1_fits,
         bind=warp_specialized_tf32_1,

@@ -2,11 +2,12 @@
 // gradients by definition, step by step, for chunks where a result is not finite.
 //
 // A Config has Value and W (both of 16 bits), kK, kV, kForm, kRowWarps, and kVec, elements per copy. State: dtype of S
-// and G in memory, float or bf16.
+// and G in memory, float, bf16, or fp16 with scales (scaled_states.cuh).
 #pragma once
 
 #include "kgen/primitives/registers.cuh"
 #include "kgen/wkv7/checkpoints.cuh"
+#include "kgen/wkv7/scaled_states.cuh"
 #include "kgen/wkv7/tile_copier.cuh"
 
 namespace kgen::wkv7 {
@@ -30,6 +31,7 @@ struct RowGradients {
     Rows<Value> gr, gk, ga, gb;
     Rows<W> gw;
     float scale;
+    const float *state_scales = nullptr, *gradient_scales = nullptr;  // of the states, where they have any: [V]
 
     // The definition, a thread per key and every other step: products with zeros of a NaN or Inf of another step do not
     // occur. It takes hundreds of times as long.
@@ -43,6 +45,10 @@ struct RowGradients {
             for (int x = 0; x < kV; ++x) {
                 float s = to_float(state[i64{key} * kV + x]);
                 float g = to_float(gradient[i64{key} * kV + x]);
+                if constexpr (kScaled<State>) {
+                    s *= state_scales[x];
+                    g *= gradient_scales[x];
+                }
 #pragma unroll 1
                 for (int i = 0; i < t; ++i) s = after(s, i, key, x);
 #pragma unroll 1
@@ -90,6 +96,11 @@ private:
     }
 };
 
+// The same number. What depends on it is computed behind this point.
+KGEN_DEVICE i64 opaque_extent(i64 x) {
+    return i64{opaque(static_cast<int>(x >> 32))} << 32 | static_cast<u32>(opaque(static_cast<int>(x)));
+}
+
 // By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist. Block:
 // ChunkRows or QuotientRows. StepByStep is for the call of itself alone.
 template <class Block, bool StepByStep = false, class Offset>
@@ -110,7 +121,7 @@ KGEN_DEVICE void backward_rows(
     if (chunk.steps == 0) return;
     const i64 number = h * head_chunks<kSteps, kPresent<Offset>>(N, T) + index;
     const Span span{chunk.span.b, chunk.span.first + chunk.first, chunk.steps};
-    const Block rows{block * Block::kKeys,
+    Block rows{block * Block::kKeys,
                      chunk.steps,
                      step_pointer(x.gy, span, h),
                      step_pointer(x.r, span, h),
@@ -129,10 +140,20 @@ KGEN_DEVICE void backward_rows(
                      x.gb.head(span, h),
                      x.gw.head(span, h),
                      scale};
+    if constexpr (kScaled<typename Block::Base::StateType>) {
+        const i64 states = H * head_chunks<kSteps, kPresent<Offset>>(N, T);
+        typename Block::Base& its = rows;
+        its.state_scales = scales_of(x.states, states, kSize) + number * kV;
+        its.gradient_scales = scales_of(x.gradients, states, kSize) + number * kV;
+    }
     if constexpr (StepByStep) {
         rows.step_by_step();
     } else if (!rows()) {
-        backward_rows<Block, true>(cu_seqlens, N, T, H, x, scale);
+        if constexpr (Block::kOpaqueRepeat) {
+            backward_rows<Block, true>(cu_seqlens, opaque_extent(N), opaque_extent(T), opaque_extent(H), x, scale);
+        } else {
+            backward_rows<Block, true>(cu_seqlens, N, T, H, x, scale);
+        }
     }
 }
 
