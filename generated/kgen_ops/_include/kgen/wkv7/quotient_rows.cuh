@@ -27,9 +27,10 @@
 //
 // Pairs of steps enter E at the early step and leave it at the late one. Both times they are products of the same
 // rounded operands, so that what remains is an error of fp32 relative to the magnitudes added. gw_t is taken from the
-// side where their sum is smaller: it is exactly 0 where nothing precedes or follows t.
+// side where their sum is smaller, E at that end included: it is exactly 0 where nothing precedes or follows t.
 //
-// Precision: TF32. Operands are truncated, as mma does; constants make up for the mean of what that loses (kNearTf32).
+// Precision: TF32. R and K are rounded to nearest, A and B have a low term: k gk and b gb may be many times gw. Other
+// operands are truncated, as mma does; constants make up for the mean of what that loses (kNearTf32).
 //
 // Layout: a warp has 16 keys. A lane has keys g and g + 8 and steps 2q and 2q + 1 of each tile of 8 steps:
 // [tile][2 * key + step], as accumulators are, and as operands A of the sums over steps.
@@ -431,7 +432,10 @@ private:
     // What mma does not read of an operand.
     static KGEN_DEVICE void rest_of(const Operand& x, Operand& rest) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) rest[i] = bit_cast<u32>(bit_cast<float>(x[i]) - bit_cast<float>(x[i] & 0xffffe000u));
+        for (int i = 0; i < 4; ++i) {
+            const float high = bit_cast<float>(x[i] & 0xffffe000u);
+            rest[i] = bit_cast<u32>(bit_cast<float>(x[i]) - high);
+        }
     }
 
     // 16 steps: where the calling lane's row of 8 keys lies that ldmatrix and stmatrix take.

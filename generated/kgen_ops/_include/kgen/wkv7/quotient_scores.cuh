@@ -1,5 +1,5 @@
-// The products of two rows each of a chunk of 16 steps of wkv7: scores, and the triangle of which there is an inverse. Of
-// the rows of quotient_producer.cuh, whose products need no decays of their own.
+// The products of two rows each of a chunk of 16 steps of wkv7: scores, and the triangle of which there is an inverse.
+// They are of the rows of quotient_producer.cuh, and need no decays of their own.
 //
 // Shared memory and layout: ChunkBuffers (chunk_producer.cuh). Synchronisation: none here.
 #pragma once
