@@ -40,6 +40,10 @@ QUOTIENT_CASES = (
 # Checkpoints of other first kernels, every 32 steps.
 CHECKPOINTS: tuple[tuple[str, str, dict[str, int]], ...] = (
     ("warp_specialized", f"B=2,H=1,T=37,K=64,V=64,{CLAMP}", {"row_warps": 1, "state_bytes": 2}),
+    (
+        "warp_specialized", f"B=1,N=3,H=1,T=70,K=68,V=72,{CLAMP},final_state_dtype=fp32,{PACKED}",
+        {"row_warps": 1, "state_bytes": 2, "vec": 4, "quotients": 1, "consumer_scores": 1},
+    ),
     ("chunk_loop", f"B=1,N=3,H=1,T=90,K=16,V=16,{CLAMP},{STATES},{PACKED}", {}),
 )
 FIRST = {"split": 8, "tile": 1, "columns": 8, "tokens": 4, "stages": 2, "chunk_blocks": 1}

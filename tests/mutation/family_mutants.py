@@ -27,9 +27,9 @@ from mutation_subjects import Subject
 from kgen.assets import include_dir
 from kgen.catalogue import open_catalogue, profile_named
 from kgen.errors import EmptySpaceError
-from kgen.model.config import Value
+from kgen.model.config import Config, Value
 from kgen.model.problem import parse_problem
-from kgen.search.feasible import enumerate_feasible
+from kgen.search.feasible import enumerate_feasible, is_feasible
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"(kgen/[^"]+\.cuh)"', re.MULTILINE)
 # Rooms of headers that belong to no family: `mutants.py` and the unit tests spoil these.
@@ -732,9 +732,38 @@ FAMILIES = (
             Mistake("factor of rows", r"kBack \? product\[x\] \* r_factor_", "kBack ? product[x]"),
             Mistake("decays behind the last step", r"if constexpr \(kBack\) this->keep",
                     "if (false) this->keep"),
-            Mistake("matrices without r", r"kReadsR \? i : 3 \* i", "kReadsR ? i : i"),
+            Mistake("matrices without r", r"kReadsR \? i : 3 \* i", "kReadsR ? i : i",
+                    "kgen/wkv7/quotient_producer"),
         ),
         {"quotients": 1},
+    ),
+    Family(
+        "wkv7", "backward", "warp_specialized",
+        "B=1,T=45,H=1,K=16,V=16,dtype=bf16,w_dtype=bf16,decay_form=clamp",
+        (
+            Mistake("scores of consumers", r"put_scores\(scores, chunk \+ 2\)",
+                    "put_scores(scores, chunk + 1)"),
+            Mistake("first scores of consumers", r"if \(chunk >= 1 && chunk - 1 < order",
+                    "if (chunk >= 2 && chunk - 1 < order"),
+        ),
+        {"quotients": 1, "consumer_scores": 1},
+    ),
+    Family(
+        "wkv7", "backward", "warp_specialized",
+        "B=1,T=65,H=1,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=clamp",
+        (
+            Mistake("largest of a column", r"lanes_reduce<4, LargerNumber>\(largest\);",
+                    "largest;"),
+            Mistake("scale of a column", r"there_\[half\]\) scales_\[8 \* half\]",
+                    "there_[half]) scales_[4 * half]"),
+            Mistake("scales in order", r"scales_ \+= \(kBack \? -1 : 1\)", "scales_ += 1"),
+            Mistake("scales of G", r"\? state_scales : gradient_scales",
+                    "? state_scales : state_scales"),
+            Mistake("scale read back", r"exponent - 14u", "exponent - 13u"),
+        ),
+        {"state_bytes": 2, "level_loop": 0, "warps": 1, "row_warps": 1, "stages": 2, "vec": 8,
+         "min_blocks": 1, "chunk_warps": 1, "chunk_blocks": 1, "chunk": 32, "quotients": 0,
+         "consumer_scores": 0},
     ),
     Family(
         "wkv7", "backward", "warp_specialized",
@@ -746,7 +775,7 @@ FAMILIES = (
                     "kQuads ? 4 * mma_lane().q"),
             Mistake("tiles of rounded states", r"state_ \+ 8 \* number \* pitch_",
                     "state_ + 4 * number * pitch_"),
-            Mistake("rows become keys", r"transpose_matrix\((pack2<bf16>\(tile)", r"(\1"),
+            Mistake("rows become keys", r"transpose_matrix\((pack2<State>\(tile)", r"(\1"),
         ),
         {"state_bytes": 2, "level_loop": 1, "warps": 1, "row_warps": 1, "stages": 2, "vec": 8,
          "min_blocks": 1, "chunk_warps": 1, "chunk_blocks": 1},
@@ -877,8 +906,10 @@ FAMILIES = (
                     "c.before_two[tile][x / 2] : upto[tile][x]"),
             Mistake("decays of ga", r": its_decays\[i - 1\];", ": its_decays[i];"),
             Mistake("later tiles", r"part = half; part < 2", "part = 1; part < 2"),
-            Mistake("decays between the states", r"\* c\.to_end\[which\] \* \(1\.0f / kNear\)",
-                    "* (1.0f / kNear)"),
+            Mistake("decays between the states", r"\(c\.to_middle\[which\] \* c\.to_end\[which\]\)",
+                    "c.to_middle[which]"),
+            Mistake("low terms", r"x\[i\] & 0xffffe000u\);", "x[i] & 0xffe00000u);",
+                    "kgen/wkv7/quotient_rows"),
             Mistake("the nearer end", r"is_late \? from_end : forth",
                     "is_late ? forth[tile][i % 4] : forth"),
             Mistake("lanes before", r"fma\(c\.upper, others, c\.odd \* other\)", "(c.odd * other)"),
@@ -954,6 +985,12 @@ def subject_of(family: Family) -> Subject:
     problem = parse_problem(family.dims, signature)
     host, h200 = profile_named("host"), profile_named("h200")
     pass_ = signature.pass_named(family.pass_name)
+    # A search may pass over what is chosen wholly.
+    if family.choose.keys() >= {param.name for param in variant.params}:
+        chosen = Config.of(variant.name, dict(family.choose))
+        assert is_feasible(variant, chosen, pass_, problem, h200, legality_only=True)
+        return Subject(family.name, family.operator, family.variant, chosen.as_dict(), family.dims,
+                       pass_name=family.pass_name)  # fmt: skip
     try:
         configs = enumerate_feasible([variant], pass_, problem, host).configs
     except EmptySpaceError:  # for large heads: it runs there, but a search would not try it
