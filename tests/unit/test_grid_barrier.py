@@ -47,7 +47,8 @@ def test_a_number_that_is_announced_before_it_is_written() -> None:
         counters = torch.zeros(GROUPS * LINE, dtype=torch.int32)
         values, out = (torch.full((GROUPS * 4 * THREADS,), torch.nan) for _ in range(2))
         places = [c_void_p(tensor.data_ptr()) for tensor in (values, counters, out)]
-        module.function("announces_early").launch((GROUPS * 4,), (THREADS,), BYTES, places, seed=seed)
+        kernel = module.function("announces_early")
+        kernel.launch((GROUPS * 4,), (THREADS,), BYTES, places, seed=seed)
         wrong.append(bool(out.isnan().any()))
     assert wrong == [False, True, False, True]
 

@@ -66,7 +66,8 @@ def test_a_product_needs_fences(module: HostModule) -> None:
     for fences, seed in itertools.product((0, 1), range(4)):
         out = torch.full((THREADS,), torch.nan)
         places[1] = c_void_p(out.data_ptr())
-        module.function("shows").launch((1,), (THREADS,), BYTES, [*places, c_int(fences)], seed=seed)
+        arguments = [*places, c_int(fences)]
+        module.function("shows").launch((1,), (THREADS,), BYTES, arguments, seed=seed)
         rank = torch.arange(THREADS)
         wanted = (a.float() @ a.float().T)[rank // 32 % 4 * 16 + rank % 32 // 4, rank % 4 * 2]
         assert torch.equal(out, wanted) == (fences == 1 or seed % 2 == 0)
