@@ -228,7 +228,7 @@ BACKWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="326924759a45",
+        kernel="a692bb24080b",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=8, prefetch=true, min_blocks=1, "
@@ -248,7 +248,7 @@ FORWARD = (
         dims=(1, 16384, 768),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="d5361a7d0707",
+        kernel="d85ceea00a18",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=22)"
@@ -263,7 +263,7 @@ FORWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="5e963c241694",
+        kernel="d56eaffe4c5e",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=4, steps=16, prefetch=true, min_blocks=3, splits=1)"

@@ -603,7 +603,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="29cee72401cf",
+        kernel="16a17940bd5b",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, chunk_warps=4, "
@@ -619,7 +619,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="a1920fde4dbb",
+        kernel="924e00b104cb",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -635,7 +635,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="a1920fde4dbb",
+        kernel="924e00b104cb",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -655,7 +655,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="07d6728f8e42",
+        kernel="9cca39cad2f1",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, segments=8, state_warps=8)"
@@ -670,7 +670,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="8b2602ad5330",
+        kernel="5073784ce808",
         config="warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_tf32_1_fits,
         bind=warp_specialized_tf32_1,
@@ -682,7 +682,7 @@ FORWARD = (
         dims=(8, 8, 4096, 16, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="6834527fed81",
+        kernel="219a2de954a6",
         config=(
             "warp_specialized("
             "warps=8, row_warps=8, stages=2, vec=8, min_blocks=1, quotients=1)"
@@ -697,7 +697,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="8b2602ad5330",
+        kernel="5073784ce808",
         config="warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_tf32_1_fits,
         bind=warp_specialized_tf32_1,
