@@ -188,7 +188,7 @@ FAMILIES = (
                     _GATHER),
         ),
         {"head_ctas": 4, "segment": 128, "block_v": 64, "batch": 64, "copy_bytes": 16,
-         "score_terms": 1, "min_blocks": 1, "products": "wgmma"},
+         "score_terms": 1, "min_blocks": 1, "products": "wgmma", "overlap": 0},
     ),
     Family(
         "linear_attention", "forward", "wgmma_split_bf16",
