@@ -181,8 +181,8 @@ def refuse_traps(
     for event in yaml.parse(text, Loader=LOADER):
         if isinstance(event, yaml.AliasEvent) and not aliases:
             line = event.start_mark.line + 1 if event.start_mark else 1
-            raise error(f"{name}:{line}: '*{shortened(str(event.anchor))}' is an alias; kgen writes "
-                        "none\n  next: restore the file from version control")
+            raise error(f"{name}:{line}: '*{shortened(str(event.anchor))}' is an alias; kgen "
+                        "writes none\n  next: restore the file from version control")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
