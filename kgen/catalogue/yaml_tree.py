@@ -150,7 +150,7 @@ def read_yaml(path: Path, error: type[UserError] = SpaceError, shown_as: str = "
     except (OSError, UnicodeDecodeError) as problem:
         raise error(f"{name}: cannot be read: {why_unreadable(problem)}") from None
     try:
-        _check_depth(text, name, error)
+        refuse_traps(text, name, error, aliases=True)
         node = yaml.compose(text, Loader=LOADER)
     except yaml.MarkedYAMLError as problem:
         line = problem.problem_mark.line + 1 if problem.problem_mark else 1
@@ -162,10 +162,27 @@ def read_yaml(path: Path, error: type[UserError] = SpaceError, shown_as: str = "
     return Tree(node, name, error)
 
 
-def _check_depth(text: str, name: str, error: type[UserError]) -> None:
-    """Refuse a file so deep that libyaml, which recurses, would end the process."""
+def refuse_traps(
+    text: str, name: str, error: type[UserError], aliases: bool = False
+) -> None:
+    """Refuse a file so deep that libyaml, which recurses, would end the process.
+
+    Args:
+        text: YAML.
+        name: Of the file, for messages.
+        error: Exception class of its mistakes.
+        aliases: Whether `*name` is allowed. kgen writes none: a few lines of aliases of aliases
+            are a value of any size.
+    Raises:
+        UserError: If the file is too deep, or has aliases.
+        yaml.YAMLError: If it is not YAML.
+    """
     depth = 0
     for event in yaml.parse(text, Loader=LOADER):
+        if isinstance(event, yaml.AliasEvent) and not aliases:
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            raise error(f"{name}:{line}: '*{shortened(str(event.anchor))}' is an alias; kgen "
+                        "writes none\n  next: restore the file from version control")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):

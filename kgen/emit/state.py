@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from kgen.catalogue.yaml_tree import LOADER
+from kgen.catalogue.yaml_tree import LOADER, refuse_traps
 from kgen.emit.binding import BoundLaunch, BoundPlan, BoundWorkspace
 from kgen.emit.untrusted import require_plain_data
 from kgen.errors import RecordError
@@ -332,7 +332,9 @@ def _plain(data: Any) -> Any:
 
 def _load(path: Path, content: bytes) -> dict[str, Any]:
     try:
-        data = yaml.load(content.decode(), Loader=LOADER)
+        text = content.decode()
+        refuse_traps(text, str(path), RecordError)
+        data = yaml.load(text, Loader=LOADER)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as problem:
         raise _damaged(path, problem) from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:

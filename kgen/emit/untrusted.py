@@ -132,7 +132,7 @@ class _Check:
             raise self._refused(key, text, f"is no launch expression: {problem}") from None
 
     def _refused(self, key: str, value: Any, why: str) -> RecordError:
-        shown = repr(value)
+        shown = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
         return RecordError(
             f"{self._path}: {key}: {shown if len(shown) < 80 else shown[:77] + '...'} {why}\n"
             "  kgen did not write this: restore the file from version control"

@@ -120,7 +120,7 @@ def record_from_dict(data: Mapping[str, Any]) -> Record:
             evidence=_evidence(data["evidence"]) if "evidence" in data else None,
             when=str(data["when"]),
         )
-    except (KeyError, TypeError, ValueError) as problem:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
         raise RecordError(f"not a trial record: {type(problem).__name__}: {problem}") from None
 
 

@@ -106,7 +106,7 @@ class Journal:
             return None
         try:
             return record_from_dict(json.loads(line))
-        except (ValueError, RecordError):
+        except (ValueError, RecursionError, RecordError):
             self._refuse_newer(number, line)
             self.skipped_lines += 1
             return None
@@ -115,7 +115,7 @@ class Journal:
         """Raise RecordError if an unreadable line is a record of a newer kgen."""
         try:
             found = json.loads(line)["format"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, RecursionError, KeyError, TypeError):
             return
         if isinstance(found, int) and found > FORMAT:
             raise RecordError(

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from kgen.catalogue.yaml_tree import LOADER
-from kgen.errors import RecordError, suggest
+from kgen.catalogue.yaml_tree import LOADER, refuse_traps
+from kgen.errors import RecordError, shortened, suggest
 from kgen.model.record import Fate
 from kgen.report.model import SCHEMA, Report
 
@@ -68,6 +68,7 @@ def decode_as(kind: type[_T], text: str, where: str, schema: int, again: str) ->
         RecordError: If the text is no YAML or deviates from the dataclass.
     """
     try:
+        refuse_traps(text, where, RecordError)
         node = yaml.compose(text, Loader=LOADER)
     except yaml.MarkedYAMLError as problem:
         line = problem.problem_mark.line + 1 if problem.problem_mark else 1
@@ -78,7 +79,7 @@ def decode_as(kind: type[_T], text: str, where: str, schema: int, again: str) ->
         raise RecordError(f"{where}: a report is a mapping of keys")
     version = next((v for k, v in node.value if k.value == "schema"), None)
     if version is None or version.value != str(schema):
-        found = "missing" if version is None else version.value
+        found = "missing" if version is None else shortened(str(version.value))
         raise RecordError(f"{where}: schema is {found}; this kgen reads {schema}\n"
                           f"  read it with the kgen that wrote it, or {again}")
     return _Reader(where).value(kind, node, "")
@@ -171,6 +172,8 @@ class _Reader:
             raise self._wrong("a mapping of keys", node, path)
         entries: dict[str, yaml.Node] = {}
         for key, item in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self._error(key, path, "a key is a word")
             if key.value in entries:
                 raise self._error(key, f"{path}.{key.value}", "given twice")
             entries[key.value] = item
@@ -186,7 +189,10 @@ class _Reader:
 
     def _scalar(self, kinds: tuple[Any, ...], node: yaml.Node, path: str) -> Any:
         if isinstance(node, yaml.ScalarNode):
-            value = yaml.SafeLoader("").construct_object(node)
+            try:
+                value = yaml.SafeLoader("").construct_object(node)
+            except (yaml.YAMLError, ValueError, OverflowError):  # a tag, a number without end
+                raise self._wrong(" or ".join(_KINDS[k] for k in kinds), node, path) from None
             if type(value) in kinds:
                 return value
             if float in kinds and type(value) is int:

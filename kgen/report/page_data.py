@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from kgen.catalogue.gpus import load_profiles
-from kgen.catalogue.yaml_tree import LOADER
-from kgen.errors import ProblemError
+from kgen.catalogue.yaml_tree import LOADER, refuse_traps
+from kgen.errors import ProblemError, RecordError
 from kgen.measure.floor import rate_tflops
 from kgen.model.config import Config
 from kgen.model.problem import parse_problem
@@ -96,7 +96,9 @@ def _kernels_of(folder: Path, gpu: str) -> dict[str, str]:
     path = folder / "tables" / f"{gpu}.yaml"
     if not path.is_file():
         return {}
-    table = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
+    text = path.read_text(encoding="utf-8")
+    refuse_traps(text, str(path), RecordError)
+    table = yaml.load(text, Loader=LOADER)
     return {str(row["record"]): str(row["kernel"]) for row in table.get("rows", ())}
 
 

@@ -107,6 +107,9 @@ _WARP_STATE = (
     Mistake("state carry", r"state\.store\(states\);", ";"),
     Mistake("exchange", r"bits < kFirst \* Split;", "bits < kFirst * Split / 2;"),
 )
+_WGMMA = "kgen/linear_attention/split_t_wgmma"
+_GATHER = "kgen/linear_attention/split_t_exchange_gather"
+_TERMS = "kgen/linear_attention/wgmma_loop"
 _DECODE = "B=3,S=5,T=3,H=2,K=9,V=5,dtype=fp32,state_indices_dtype=int64"
 FAMILIES = (
     Family(
@@ -153,6 +156,52 @@ FAMILIES = (
                     r"\1"),
         ),
         {"products": "mma"},
+    ),
+    Family(
+        "linear_attention", "forward", "split_t",
+        "B=1,H=1,T=300,E=32,M=32,dtype=bf16,final_state_dtype=fp32",
+        (
+            Mistake("arrival at a grid barrier",
+                    r"barrier_\.template arrive<Threads>\(kSumWaiter\);", ";"),
+            Mistake("wait for states", r"barrier_\.wait\(kStateWaiter\);", ";"),
+            Mistake("counters of a grid barrier", r"(kgen::clear_grid_barriers\(counters, )[^;]*;",
+                    r"\g<1>1);"),
+        ),
+        {"products": "mma"},
+    ),
+    Family(
+        "linear_attention", "forward", "split_t",
+        "B=1,H=1,T=300,E=64,M=64,dtype=bf16,final_state_dtype=fp32",
+        (
+            Mistake("fence of rows", r"fence_proxy_async\(\);", ";", _WGMMA),
+            Mistake("fence of registers", r"wgmma_fence\(sums\[m\]\);", ";", _WGMMA),
+            Mistake("fence of a state", r"fence_proxy_async\(\);", ";", _GATHER),
+            Mistake("sums written", r"named_barrier_sync\(kSumsWritten, Consumers \+ Reducers\);",
+                    ";", _GATHER),
+            Mistake("sums visible", r"named_barrier_sync\(kSumsVisible, Reducers\);", ";", _GATHER),
+            Mistake("wait for other blocks", r"counter_\.wait\(\);", ";", _GATHER),
+            Mistake("arrival of consumers",
+                    r"named_barrier_arrive<Consumers \+ Reducers>\(kSumsWritten\);", ";",
+                    _GATHER),
+            Mistake("second round", r"static_cast<u32>\(round % 2\)", "0u", _GATHER),
+            Mistake("buffers of rounds", r"\(\(round % 2 \* 2 \+ rest\) \* Ctas", "(rest * Ctas",
+                    _GATHER),
+        ),
+        {"head_ctas": 4, "segment": 128, "block_v": 64, "batch": 64, "copy_bytes": 16,
+         "score_terms": 1, "min_blocks": 1, "products": "wgmma", "overlap": 0},
+    ),
+    Family(
+        "linear_attention", "forward", "wgmma_split_bf16",
+        "B=1,H=2,T=170,E=40,M=40,dtype=fp32,product_dtype=tf32,final_state_dtype=fp32",
+        (
+            Mistake("fence of terms", r"fence_proxy_async\(\);", ";", _TERMS),
+            Mistake("fence of states",
+                    r"(store_state\(state_before\(chunk\), state\);\s*)fence_proxy_async\(\);",
+                    r"\1", _TERMS),
+            Mistake("fence of registers", r"wgmma_fence\(sum\);", ";", _TERMS),
+            Mistake("wait", r"wgmma_wait<1>\(sums, a\);", "wgmma_wait<2>(sums, a);", _TERMS),
+        ),
+        {"terms": 2, "copy_bytes": 16},
     ),
     Family(
         "linear_attention", "forward", "warp_specialized", "B=1,H=2,T=700,E=64,M=64,dtype=bf16",
@@ -983,6 +1032,9 @@ def subject_of(family: Family) -> Subject:
     variant = entry.space.variant(family.pass_name, family.variant)
     signature = entry.operator.signature
     problem = parse_problem(family.dims, signature)
+    if family.choose.keys() == {p.name for p in variant.params}:  # also what no search would try
+        return Subject(family.name, family.operator, family.variant, family.choose, family.dims,
+                       pass_name=family.pass_name)  # fmt: skip
     host, h200 = profile_named("host"), profile_named("h200")
     pass_ = signature.pass_named(family.pass_name)
     # A search may pass over what is chosen wholly.

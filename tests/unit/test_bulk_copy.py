@@ -75,6 +75,7 @@ def test_rings_of_bulk_copies(module: HostModule, rows: int, seed: int) -> None:
         ("too_few_bytes", "phase 0 expects 1008 bytes, its copies bring 1024"),
         ("no_arrival", "0 of 1 arrivals, 1024 of 0 bytes"),
         ("no_init", "was not made by mbarrier_init"),
+        ("no_init_fence", "bulk_load to mbarrier 0 without an mbarrier_init_fence"),
         ("no_fence", "written after the last fence_proxy_async"),
         ("overwrite", "overwritten before a bulk_store of 1024 bytes had read it"),
         ("scribble", "overwritten before a bulk_store of 1024 bytes had read it"),

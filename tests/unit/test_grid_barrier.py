@@ -12,6 +12,7 @@ from kgen.assets import include_dir
 from kgen.build import open_compiler
 from kgen.model.artifact import Artifact, BuildRequest, Rendered
 from kgen.model.digest import digest_of
+from kgen.runtime.host import HostFault
 
 THREADS = 64
 BYTES = 16384  # of dynamic shared memory: more than any kernel here needs
@@ -36,6 +37,29 @@ def test_values_go_around_a_group(size: int, seed: int) -> None:
         out.fill_(torch.nan)
     between = torch.arange(GROUPS * LINE) % LINE != 0
     assert (counters[between] == -123456).all()  # a counter is a line's first element alone
+
+
+def test_a_number_that_is_announced_before_it_is_written() -> None:
+    """A turn ends at an arrival in every second order, also where the block could go on."""
+    module = host_builds().module("grid_barrier")
+    wrong = []
+    for seed in range(4):
+        counters = torch.zeros(GROUPS * LINE, dtype=torch.int32)
+        values, out = (torch.full((GROUPS * 4 * THREADS,), torch.nan) for _ in range(2))
+        places = [c_void_p(tensor.data_ptr()) for tensor in (values, counters, out)]
+        kernel = module.function("announces_early")
+        kernel.launch((GROUPS * 4,), (THREADS,), BYTES, places, seed=seed)
+        wrong.append(bool(out.isnan().any()))
+    assert wrong == [False, True, False, True]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_block_that_does_not_arrive_is_reported(seed: int) -> None:
+    module = host_builds().module("grid_barrier")
+    counters = torch.zeros(LINE, dtype=torch.int32)
+    places = [c_void_p(), c_void_p(counters.data_ptr()), c_void_p()]
+    with pytest.raises(HostFault, match="waits for a counter of 4, which is 3"):
+        module.function("waits_for_more").launch((4,), (THREADS,), BYTES, places, seed=seed)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])

@@ -146,3 +146,24 @@ def test_no_permission_is_a_clear_error(tmp_path: Path) -> None:
 def test_full_disk_is_a_clear_error() -> None:
     with pytest.raises(StorageError, match="No space left"):
         Journal(Path("/dev/full")).append(RECORD)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 300_000,
+        "[]",
+        json.dumps({**record_to_dict(RECORD), "resources": [1]}),
+        json.dumps({**record_to_dict(RECORD), "resources": {"k": [float("inf")] * 4}}),
+        json.dumps({**record_to_dict(RECORD), "accuracy": [1]}),
+        json.dumps({**record_to_dict(RECORD), "config": [1]}),
+        json.dumps({**record_to_dict(RECORD), "evidence": "x"}),
+    ],
+    ids=["deep", "list", "resources", "infinite", "accuracy", "config", "evidence"],
+)
+def test_a_line_of_another_kind_is_skipped(line: str, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.jsonl")
+    journal.path.write_text(line + "\n", encoding="utf-8")
+    journal.append(RECORD)
+    assert list(journal.read()) == [RECORD]
+    assert journal.skipped_lines == 1

@@ -192,3 +192,16 @@ def test_default_directory() -> None:
     assert default_directory({"KGEN_CACHE_DIR": "/k", "XDG_CACHE_HOME": "/x"}) == Path("/k")
     assert default_directory({"XDG_CACHE_HOME": "/x"}) == Path("/x/kgen")
     assert default_directory({}) == Path.home() / ".cache" / "kgen"
+
+
+def test_an_entry_under_another_name_is_a_miss(tmp_path: Path) -> None:
+    """Its content is whole, and it is the code of another kernel."""
+    cache = Cache(tmp_path)
+    path = cache.put("abc", ".cubin", CONTENT)
+    other = path.with_name("abd.cubin")
+    other.write_bytes(path.read_bytes())
+    with pytest.raises(CacheError, match="damaged"):
+        read_file(other)
+    assert cache.get("abd", ".cubin") is None
+    assert not other.exists()
+    assert cache.get("abc", ".cubin") == CONTENT

@@ -13,11 +13,13 @@ import kgen
 from kgen.assets import include_dir
 from kgen.build.render import Renderer
 from kgen.catalogue import open_catalogue
-from kgen.emit.state import read_safe, read_table
+from kgen.emit.state import SCHEMA, read_safe, read_table
 from kgen.errors import ExprError, RecordError, TemplateError
 from kgen.model.expr import parse_expr
 from kgen.model.problem import parse_problem
 from kgen.model.space import Variant
+from kgen.report.codec import decode_as
+from kgen.report.model import Report
 
 LIBRARY = Path(kgen.__file__).parents[1] / "generated" / "kgen_ops"
 EVIL = '__import__("os").system("touch /tmp/owned")'
@@ -127,3 +129,45 @@ def test_templates_that_would_take_all_time_or_read_elsewhere(
     problem = parse_problem("M=8,N=64,dtype=fp32", entry.operator.signature)
     with pytest.raises(TemplateError, match=why):
         Renderer(include_dir()).render("rmsnorm", templates, variant, variant.config({}), problem)
+
+
+_ALIASES = "x: &a0 [1]\n" + "".join(
+    f"y{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 8)}]\n" for i in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (_ALIASES + "rows: [{constants: [*a11]}]\n", "is an alias"),
+        ("rules:\n- pass: forward\n  tree: &t {below: *t}\n", "is an alias"),
+        ("[" * 200_000, "nested more than"),
+        ("{a: " * 100_000, "nested more than"),
+        ("!!python/object/apply:os.system [echo]", "does not have the format"),
+    ],
+    ids=["aliases", "recursive tree", "deep list", "deep mapping", "tag"],
+)
+@pytest.mark.parametrize("reader", ["table", "report"])
+def test_yaml_without_end_is_refused(reader: str, text: str, message: str, tmp_path: Path) -> None:
+    """libyaml ends the process on a file too deep; aliases of aliases have any size."""
+    text = text if text[0] in "[{!" else f"schema: {SCHEMA}\n{text}"
+    path = tmp_path / "h200.yaml"
+    path.write_text(text, encoding="utf-8")
+    wanted = message if reader == "table" or text[0] != "!" else "a report is a mapping"
+    with pytest.raises(RecordError, match=wanted):
+        _read(reader, path)
+
+
+def _read(reader: str, path: Path) -> None:
+    if reader == "table":
+        read_table(path)
+    else:
+        decode_as(Report, path.read_text(encoding="utf-8"), path.name, SCHEMA, "tune again")
+
+
+@pytest.mark.parametrize(
+    "text", ["? [1]\n: 2\n", "operator: !!python/name:os.system x\n", f"operator: {'9' * 5000}\n"]
+)
+def test_a_report_of_other_kinds_is_refused(text: str) -> None:
+    with pytest.raises(RecordError, match="h200"):
+        decode_as(Report, f"schema: 1\n{text}", "h200.yaml", 1, "tune again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from ctypes import c_int, c_void_p
 
 import pytest
@@ -54,6 +55,22 @@ def test_a_product_is_there_when_it_is_waited_for(module: HostModule) -> None:
     assert torch.equal(out, torch.stack([0 * product, product, 2 * product]))
     with pytest.raises(HostFault, match="before it had waited for 1 of its products"):
         launch(module, "never_waits", a)
+
+
+def test_a_product_needs_fences(module: HostModule) -> None:
+    """Of registers, before each product after a wait; of rows, if other instructions wrote them."""
+    a = integers(64, 16, seed=4).bfloat16()
+    with pytest.raises(HostFault, match="without a wgmma_fence since the last wgmma_wait"):
+        launch(module, "fences_once", a)
+    places = [c_void_p(a.data_ptr()), c_void_p()]
+    for fences, seed in itertools.product((0, 1), range(4)):
+        out = torch.full((THREADS,), torch.nan)
+        places[1] = c_void_p(out.data_ptr())
+        arguments = [*places, c_int(fences)]
+        module.function("shows").launch((1,), (THREADS,), BYTES, arguments, seed=seed)
+        rank = torch.arange(THREADS)
+        wanted = (a.float() @ a.float().T)[rank // 32 % 4 * 16 + rank % 32 // 4, rank % 4 * 2]
+        assert torch.equal(out, wanted) == (fences == 1 or seed % 2 == 0)
 
 
 def test_an_operand_moves_inside_its_panel(module: HostModule) -> None:

@@ -19,6 +19,7 @@ enum class Fault {
     wrong_parity,      // wait for the phase before
     no_arrival,        // copy without arming the phase
     no_init,
+    no_init_fence,     // mbarriers that the copy engine may not see
     no_fence,          // store what the copy engine may not see
     early_store,       // store before all threads have written
     overwrite,         // refill a stage that is still being stored
@@ -47,7 +48,7 @@ KGEN_DEVICE void double_rows(const float* in, float* out, int rows) {
     if (elected) {
         if constexpr (F != Fault::no_init)
             for (int i = 0; i < kStages; ++i) kgen::mbarrier_init(full[i], 1);
-        kgen::mbarrier_init_fence();
+        if constexpr (F != Fault::no_init_fence) kgen::mbarrier_init_fence();
         for (int row = 0; row < kStages; ++row) fetch(row);
     }
     kgen::sync_block();
@@ -92,6 +93,7 @@ DEFINE(too_few_bytes);
 DEFINE(wrong_parity);
 DEFINE(no_arrival);
 DEFINE(no_init);
+DEFINE(no_init_fence);
 DEFINE(no_fence);
 DEFINE(early_store);
 DEFINE(overwrite);

@@ -39,6 +39,29 @@ extern "C" __global__ void clear(kgen::i32* counters, kgen::i64 groups) {
 }
 KGEN_EXPORT(clear);
 
+// Each block announces its number before it writes it: wrong, whoever runs first.
+extern "C" __global__ void announces_early(float* values, kgen::i32* counters, float* out) {
+    const kgen::CtaGroup place = kgen::cta_group<4>();
+    kgen::GridBarrier<4> barrier(counters, place.group);
+    barrier.arrive<kThreads>(0);
+    const int thread = kgen::thread_rank();
+    values[blockIdx.x * kThreads + thread] = static_cast<float>(blockIdx.x);
+    barrier.wait(0);
+    const unsigned next = place.group * 4 + (place.rank + 1) % 4;
+    out[blockIdx.x * kThreads + thread] = values[next * kThreads + thread];
+}
+KGEN_EXPORT_CTA_GROUPS(announces_early, 4);
+
+// Waits for one arrival more than there are.
+extern "C" __global__ void waits_for_more(float*, kgen::i32* counters, float*) {
+    kgen::GridBarrierCounter<4> counter(counters, 0);
+    if (kgen::thread_rank() == 0) {
+        if (blockIdx.x != 2) counter.arrive();
+        counter.wait();
+    }
+}
+KGEN_EXPORT_CTA_GROUPS(waits_for_more, 4);
+
 #define PASS_ON(name, blocks)                                                               \
     extern "C" __global__ void name(float* values, kgen::i32* counters, float* out) {       \
         pass_on<blocks>(values, counters, out);                                             \

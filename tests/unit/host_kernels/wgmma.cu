@@ -130,6 +130,7 @@ extern "C" __global__ void waits(const kgen::bf16* a, const kgen::bf16* b, float
     const kgen::PanelOperand<kgen::bf16, 64> from_a(panels, 0, 0);
     const kgen::PanelOperand<kgen::bf16, 32> from_b(panels + 64 * 64, 0, 0);
     float d[4][4] = {};
+    kgen::wgmma_fence(d);
     for (int i = 0; i < 2; ++i) {
         kgen::wgmma_m64k16<32, Major::K, Major::K>(d, from_a, from_b);
         kgen::wgmma_commit();
@@ -146,9 +147,39 @@ KGEN_EXPORT(waits);
 extern "C" __global__ void never_waits(const kgen::bf16* a) {
     const kgen::PanelOperand<kgen::bf16, 64> from(a, 0, 0);
     float d[4][4] = {};
+    kgen::wgmma_fence(d);
     kgen::wgmma_m64k16<32, Major::K, Major::K>(d, from, from);
 }
 KGEN_EXPORT(never_waits);
+
+// Two products; the registers of the second may have changed since the wait.
+extern "C" __global__ void fences_once(const kgen::bf16* a) {
+    const kgen::PanelOperand<kgen::bf16, 64> from(a, 0, 0);
+    float d[4][4] = {};
+    kgen::wgmma_fence(d);
+    for (int i = 0; i < 2; ++i) {
+        kgen::wgmma_m64k16<32, Major::K, Major::K>(d, from, from);
+        kgen::wgmma_commit();
+        kgen::wgmma_wait<0>(d);
+    }
+}
+KGEN_EXPORT(fences_once);
+
+// Rows of a that wgmma may not see: without a fence they are in shared memory, and not in the async proxy's view.
+extern "C" __global__ void shows(const kgen::bf16* a, float* out, int fences) {
+    kgen::bf16* panels = reinterpret_cast<kgen::bf16*>(kgen::align_panels(kgen::dynamic_smem<char>()));
+    fill<64, 16>(panels, a);
+    if (fences) kgen::fence_proxy_async();
+    kgen::sync_block();
+    const kgen::PanelOperand<kgen::bf16, 64> from(panels, 0, 0);
+    float d[4][4] = {};
+    kgen::wgmma_fence(d);
+    kgen::wgmma_m64k16<32, Major::K, Major::K>(d, from, from);
+    kgen::wgmma_commit();
+    kgen::wgmma_wait<0>(d);
+    out[kgen::thread_rank()] = d[0][0];
+}
+KGEN_EXPORT(shows);
 
 // An operand that is moved twice by `column` columns, from column 32 on.
 extern "C" __global__ void moves(const kgen::bf16* a, int column) {
