@@ -24,7 +24,8 @@ CONFIGS = 3
 # The transforms of `fft` hold all points of a block in registers; more threads would hold fewer
 # each, and exchange them more often (decision 0030). `warp_specialized`, its form with segments and
 # `warp_specialized_tf32` of wkv7 have 128 registers for two blocks per SM; what they spill lies in
-# producers, whose warps are not the slower ones (decisions 0043, 0047, 0048 and 0053).
+# producers, whose warps are not the slower ones (decisions 0043, 0047, 0048 and 0053). Chunks of 32
+# steps of `wkv7_backward_rows` spill what only their repeat step by step needs (decision 0062).
 MAY_SPILL = {
     ("chunk_loop", "wkv_backward_chunks"),
     ("chunk_loop_packed", "wkv_backward_chunks"),
@@ -32,6 +33,9 @@ MAY_SPILL = {
     ("fft", "timex_forward"),
     ("warp_specialized", "wkv7_forward"),
     ("warp_specialized", "wkv7_backward_columns"),
+    ("warp_specialized", "wkv7_backward_rows"),
+    ("chunk_rows", "wkv7_backward_rows"),
+    ("chunk_loop", "wkv7_backward_rows"),
     ("warp_specialized_segments", "wkv7_forward"),
     ("warp_specialized_tf32", "wkv7_forward"),
     ("fft", "timex_backward_k"),

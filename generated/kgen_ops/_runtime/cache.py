@@ -1,9 +1,10 @@
 """A content-addressed file cache: a key covers all inputs of an entry, so an entry never changes.
 
 An entry is one file, `<directory>/<k>/<key><suffix>` with k the key's first two characters: the
-content, then a trailer with its length and SHA-256. The trailer comes last because ELF readers (the
-dynamic linker, the CUDA driver) ignore bytes after their data, so a cached `.so` can be loaded in
-place. A file that does not match its trailer counts as missing and is removed.
+content, then a trailer with its length and a SHA-256 of its name and content. The trailer comes
+last because ELF readers (the dynamic linker, the CUDA driver) ignore bytes after their data, so a
+cached `.so` can be loaded in place. A file that does not match its trailer counts as missing and is
+removed; so does an entry that lies under another one's name.
 
 A writer creates a temporary file and renames it over the entry. Any number of processes and threads
 may therefore share a directory; if several build the same entry, the last one wins, with the same
@@ -83,7 +84,7 @@ class Cache:
             raw = path.read_bytes()
         except OSError:
             return None
-        content = _content(raw)
+        content = _content(path.name, raw)
         if content is None:
             path.unlink(missing_ok=True)
         return content
@@ -94,7 +95,8 @@ class Cache:
         Raises:
             CacheError: If it cannot be written: no permission, disk full.
         """
-        return self._write(self.path(key, suffix), content + _trailer(content),
+        path = self.path(key, suffix)
+        return self._write(path, content + _trailer(path.name, content),
                            0o700 if executable else 0o600)
 
     def keep(self, folder: str, name: str, content: bytes) -> Path:
@@ -177,14 +179,15 @@ def read_file(path: str | Path) -> bytes:
     raw = Path(path).read_bytes()
     if not _has_trailer(raw):
         return raw
-    content = _content(raw)
+    content = _content(Path(path).name, raw)
     if content is None:
         raise CacheError(0, f"{path} is damaged\n  next: delete it; it is built again")
     return content
 
 
-def _trailer(content: bytes) -> bytes:
-    return _MAGIC + len(content).to_bytes(8, "little") + hashlib.sha256(content).digest()
+def _trailer(name: str, content: bytes) -> bytes:
+    digest = hashlib.sha256(name.encode() + b"\0" + content).digest()
+    return _MAGIC + len(content).to_bytes(8, "little") + digest
 
 
 def _has_trailer(raw: bytes) -> bool:
@@ -192,8 +195,8 @@ def _has_trailer(raw: bytes) -> bool:
     return start >= 0 and raw[start:start + len(_MAGIC)] == _MAGIC
 
 
-def _content(raw: bytes) -> bytes | None:
+def _content(name: str, raw: bytes) -> bytes | None:
     if not _has_trailer(raw):
         return None
     content = raw[:-_TRAILER_BYTES]
-    return content if _trailer(content) == raw[-_TRAILER_BYTES:] else None
+    return content if _trailer(name, content) == raw[-_TRAILER_BYTES:] else None

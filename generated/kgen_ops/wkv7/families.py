@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "27761afb5dc49fa828106015f98ea039"
+HEADERS = "71dbed5d302bcfd819119c6da2593255"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -344,7 +344,7 @@ def backward_warp_specialized(file: KernelFile, call: Call) -> Run:
     gb_stride_h = call.gb_stride_H
     size_b = call.B
     size_v = call.V
-    state_bytes = call.state_bytes
+    state_elements = call.state_elements
     launch_1 = file.launcher(
         "wkv7_backward_columns", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(32 * block_warps, 1, 1), smem=smem_bytes,
@@ -357,12 +357,8 @@ def backward_warp_specialized(file: KernelFile, call: Call) -> Run:
     grid_2_x = size_h * chunks * ceil_div(size_k, 16 * chunk_warps)
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
-    new_states = file.scratch(
-        ceil_div(size_h * chunks * size_k * size_v * state_bytes, 4), torch.float32,
-    )
-    new_gradients = file.scratch(
-        ceil_div(size_h * chunks * size_k * size_v * state_bytes, 4), torch.float32,
-    )
+    new_states = file.scratch(state_elements, torch.float32)
+    new_gradients = file.scratch(state_elements, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
@@ -598,7 +594,7 @@ def backward_chunk_rows(file: KernelFile, call: Call) -> Run:
 def backward_block_per_head(file: KernelFile, call: Call) -> Run:
     """Launch the backward block_per_head."""
     threads = call.threads
-    smem_bytes = call.smem_bytes
+    column_bytes = call.column_bytes
     column_blocks = call.column_blocks
     size_n = call.N
     size_t = call.T
@@ -628,13 +624,10 @@ def backward_block_per_head(file: KernelFile, call: Call) -> Run:
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
     key_threads = call.key_threads
-    chunk = call.chunk
-    itemsize = call.itemsize
-    keys = call.keys
-    value_pitch = call.value_pitch
-    w_itemsize = call.w_itemsize
+    row_bytes = call.row_bytes
     size_k = call.K
     chunks = call.chunks
+    keys = call.keys
     gr_stride_b = call.gr_stride_B
     gr_stride_t = call.gr_stride_T
     gr_stride_h = call.gr_stride_H
@@ -654,13 +647,12 @@ def backward_block_per_head(file: KernelFile, call: Call) -> Run:
     size_v = call.V
     launch_1 = file.launcher(
         "wkv7_backward_columns", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
-        block=(threads, 1, 1), smem=smem_bytes,
+        block=(threads, 1, 1), smem=column_bytes,
     )
     grid_1_x = 2 * column_blocks
     launch_2 = file.launcher(
         "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
-        block=(key_threads, 1, 1),
-        smem=chunk * (value_pitch * (8 + 2 * itemsize) + keys * (4 * itemsize + w_itemsize)),
+        block=(key_threads, 1, 1), smem=row_bytes,
     )
     grid_2_x = size_h * chunks * ceil_div(size_k, keys)
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
@@ -1251,6 +1243,13 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         call.T // call.chunk + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T,
         call.chunk)
     ),
+    "state_scales": lambda call: (
+        call.H * call.chunks * call.V if call.state_bytes == 2 and call.chunk == 32 else 0
+    ),
+    "state_elements": lambda call: (
+        4 * ceil_div(call.H * call.chunks * call.K * call.V * call.state_bytes, 16) +
+        call.state_scales
+    ),
     "sequence_heads": lambda call: call.N * call.H,
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "block_warps": lambda call: call.warps + call.row_warps,
@@ -1360,12 +1359,25 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
         call.stages * call.tokens * ((4 * call.row_pitch + call.columns) * call.itemsize +
         call.row_pitch * call.w_itemsize) + 4 * call.tokens * call.row_pitch
     ),
+    "column_bytes": lambda call: (
+        call.smem_bytes + (16 * call.tokens * call.row_pitch if call.prepared and call.itemsize == 2
+        else 0)
+    ),
     "key_threads": lambda call: call.keys * call.key_split,
     "value_pitch": lambda call: round_up(round_up(call.V, 4 * call.key_split), 8),
+    "row_bytes": lambda call: (
+        call.chunk * (16 * call.value_pitch + 32 * call.keys) if call.prepared else call.chunk *
+        (call.value_pitch * (8 + 2 * call.itemsize) + call.keys * (4 * call.itemsize +
+        call.w_itemsize))
+    ),
     "column_registers": lambda call: 4 * ceil_div(call.K, 4 * call.split) * call.tile,
     "other_registers": lambda call: 64,
     "on_gpu": lambda call: call.compute_capability > 0,
     "lane_registers": lambda call: 4 * ceil_div(call.V, 4 * call.key_split) * (call.chunk + 2),
+    "registers": lambda call: (
+        64 if call.prepared < 2 else 24 if call.compute_capability == 90 and call.chunk == 16 and
+        (call.vec > 2) else 56
+    ),
 }
 
 BACKWARD = (
@@ -1386,14 +1398,14 @@ BACKWARD = (
             Parameter("state_bytes", (4, 2), default=4),
             Parameter("level_loop", (0, 1), default=0),
             Parameter("quotients", (0, 1), default=0),
+            Parameter("consumer_scores", (0, 1), default=0),
         ),
         first=(
-            (4, 4, 2, 8, 2, 16, 4, 3, 2, 0, 1),
-            (4, 4, 2, 8, 2, 16, 4, 3, 4, 0, 1),
-            (4, 4, 2, 8, 2, 16, 4, 3, 4, 0, 0),
-            (4, 4, 4, 8, 1, 16, 4, 3, 4, 0, 0),
-            (4, 4, 2, 8, 2, 16, 4, 3, 2, 0, 0),
-            (1, 1, 2, 8, 1, 32, 2, 1, 4, 0, 0),
+            (4, 4, 2, 8, 2, 16, 4, 3, 2, 0, 1, 0),
+            (4, 4, 2, 8, 2, 16, 4, 3, 4, 0, 1, 0),
+            (4, 4, 2, 8, 2, 16, 4, 3, 4, 0, 0, 0),
+            (4, 4, 4, 8, 1, 16, 4, 3, 4, 0, 0, 0),
+            (4, 4, 2, 8, 2, 16, 4, 3, 2, 0, 1, 1),
         ),
         named=BACKWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
@@ -1417,7 +1429,8 @@ BACKWARD = (
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
             lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
             lambda call: (
-                call.quotients == 0 or (call.decay_form == 'clamp' and call.level_loop == 0)
+                call.decay_form == 'clamp' and call.level_loop == 0 if call.quotients else
+                call.consumer_scores == 0
             ),
             lambda call: call.state_bytes == 4 or (call.K >= 64 and call.V >= 64),
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
@@ -1487,7 +1500,6 @@ BACKWARD = (
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
-            lambda call: call.chunk == 16 or not call.on_gpu,
         ),
         bind=backward_warp_specialized,
     ),
@@ -1599,7 +1611,6 @@ BACKWARD = (
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
-            lambda call: call.chunk == 16 or not call.on_gpu,
         ),
         bind=backward_chunk_loop,
     ),
@@ -1716,7 +1727,6 @@ BACKWARD = (
             lambda call: call.threads <= 64 or call.on_gpu,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
-            lambda call: call.chunk == 16 or not call.on_gpu,
         ),
         bind=backward_chunk_rows,
     ),
@@ -1735,12 +1745,14 @@ BACKWARD = (
             Parameter("chunk", (8, 16, 32)),
             Parameter("key_split", (4, 8, 16, 32)),
             Parameter("keys", (8, 16, 32)),
+            Parameter("prepared", (0, 1, 2, 3, 4), default=0),
         ),
         first=(
-            (4, 4, 64, 8, 2, 8, 16, 8, 16),
-            (4, 4, 32, 8, 2, 8, 16, 16, 16),
-            (8, 1, 16, 16, 2, 8, 8, 4, 8),
-            (16, 1, 8, 16, 2, 8, 8, 4, 8),
+            (4, 4, 64, 8, 2, 8, 16, 8, 16, 3),
+            (4, 4, 32, 8, 2, 8, 16, 8, 16, 1),
+            (4, 4, 64, 8, 2, 4, 16, 8, 16, 3),
+            (8, 1, 16, 16, 2, 8, 8, 4, 8, 0),
+            (16, 1, 8, 16, 2, 8, 8, 4, 8, 0),
         ),
         named=BACKWARD_BLOCK_PER_HEAD_NAMED,
         is_safe=False,
@@ -1756,7 +1768,12 @@ BACKWARD = (
                 call.column_registers + call.other_registers <= min(255, call.regs_per_sm //
                 call.threads)
             ),
-            lambda call: call.lane_registers + 64 <= min(255, call.regs_per_sm // call.key_threads),
+            lambda call: max(call.row_bytes, call.column_bytes) <= call.smem_per_block,
+            lambda call: (
+                call.lane_registers + call.registers <= min(255, call.regs_per_sm //
+                (call.key_threads * max(call.prepared, 1)))
+            ),
+            lambda call: call.prepared == 0 or call.stages < 3,
             lambda call: call.key_threads <= 1024,
             lambda call: ceil_div(call.K, 4 * call.split) <= 8,
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
@@ -1804,7 +1821,8 @@ BACKWARD = (
             lambda call: 4 * call.key_split <= max(round_up(call.V, 4), 16),
             lambda call: call.keys < 2 * call.K or call.keys == 8,
             lambda call: call.chunk <= next_pow2(max(call.T, 1)) or call.chunk == 8,
-            lambda call: call.key_threads <= 64 or call.on_gpu,
+            lambda call: call.key_threads <= 64 and call.prepared <= 1 or call.on_gpu,
+            lambda call: (call.row_bytes + 1152) * max(call.prepared, 1) <= call.smem_per_sm,
         ),
         bind=backward_block_per_head,
     ),

@@ -136,10 +136,10 @@ def warp_specialized_1(file: KernelFile, call: Call) -> Run:
     new_sa = file.scratch(size_b * size_t * size_h * 64, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * 64, torch.float32)
     new_states = file.scratch(
-        ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 4), torch.float32,
+        4 * ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 16) + 0, torch.float32,
     )
     new_gradients = file.scratch(
-        ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 4), torch.float32,
+        4 * ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 16) + 0, torch.float32,
     )
 
     def run(
@@ -293,10 +293,10 @@ def warp_specialized_2(file: KernelFile, call: Call) -> Run:
     new_sa = file.scratch(size_b * size_t * size_h * 64, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * 64, torch.float32)
     new_states = file.scratch(
-        ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 4), torch.float32,
+        4 * ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 16) + 0, torch.float32,
     )
     new_gradients = file.scratch(
-        ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 4), torch.float32,
+        4 * ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 4, 16) + 0, torch.float32,
     )
 
     def run(
@@ -450,10 +450,10 @@ def warp_specialized_3(file: KernelFile, call: Call) -> Run:
     new_sa = file.scratch(size_b * size_t * size_h * 64, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * 64, torch.float32)
     new_states = file.scratch(
-        ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 2, 4), torch.float32,
+        4 * ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 2, 16) + 0, torch.float32,
     )
     new_gradients = file.scratch(
-        ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 2, 4), torch.float32,
+        4 * ceil_div(size_h * (size_n * ceil_div(size_t, 16)) * 64 * 64 * 2, 16) + 0, torch.float32,
     )
 
     def run(
@@ -760,7 +760,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="29cee72401cf",
+        kernel="b606eaf8b503",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, chunk_warps=4, "
@@ -776,7 +776,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="bf8e12452250",
+        kernel="9cfcad2ef6a1",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -792,7 +792,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="d64e3f0eccca",
+        kernel="c1b11c48bf2f",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -812,7 +812,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="44b10ea617a0",
+        kernel="ac5fee162b16",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, segments=8, state_warps=8)"
@@ -827,7 +827,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="8b2602ad5330",
+        kernel="d688bc193fc7",
         config="warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_tf32_1_fits,
         bind=warp_specialized_tf32_1,
@@ -839,7 +839,7 @@ FORWARD = (
         dims=(8, 8, 4096, 16, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="6834527fed81",
+        kernel="4a1ca5edf3d9",
         config=(
             "warp_specialized("
             "warps=8, row_warps=8, stages=2, vec=8, min_blocks=1, quotients=1)"
@@ -854,7 +854,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="8b2602ad5330",
+        kernel="d688bc193fc7",
         config="warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_tf32_1_fits,
         bind=warp_specialized_tf32_1,

@@ -18,6 +18,12 @@ u32 cluster_size();
 // Waits until all threads of the cluster have arrived.
 void cluster_barrier();
 
+// Adds one to a counter in global memory that the blocks of a group share. In two of four orders of threads the block
+// then rests until each other block of the group has had a turn, which on a GPU may run that long, too.
+void counter_arrive(int* counter);
+// Waits until a counter has reached `value`.
+void counter_wait(const int* counter, int value);
+
 // Returns the address in block `rank` of the cluster that corresponds to `shared`, an address in the calling block's
 // dynamic shared memory. Allowed after the first cluster barrier: before it a block may not have started.
 void* map_shared_rank(const void* shared, u32 rank);

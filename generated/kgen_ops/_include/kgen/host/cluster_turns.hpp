@@ -1,7 +1,7 @@
 // Scheduling of the blocks of a cluster, which run in turns on one OS thread. Part of runtime.cpp.
 //
 // Each block has its own worker. A turn ends when all threads of the block wait at the cluster barrier or have
-// returned. There are no locks, and a seed gives the same order every time.
+// returned, or when none can run before other blocks arrive at a counter, or after an arrival there. There are no locks, and a seed gives the same order every time.
 #pragma once
 
 #include <memory>
@@ -55,21 +55,27 @@ private:
             if (seed)
                 for (u64 i = order.size(); i > 1; --i)
                     std::swap(order[i - 1], order[((random_.next() >> 32) * i) >> 32]);
-            u32 waiting = 0;
+            u32 waiting = 0, at_barrier = 0, ran = 0;
+            for (const Worker* worker : peers_) at_barrier += worker->waits_at_barrier() ? 1 : 0;
+            const bool all = at_barrier == peers_.size();
             for (const u32 rank : order) {
+                Worker& worker = *peers_[rank];
                 if (round == 0) {
                     tls_.fill_unwritten(seed);
-                } else {
+                } else if (all || worker.can_resume()) {
                     tls_.restore(statics_[rank]);
+                } else {
+                    waiting += worker.waits_for_cluster() ? 1 : 0;
+                    continue;
                 }
-                Worker& worker = *peers_[rank];
+                ++ran;
                 std::string problem = round == 0 ? worker.begin(first + rank) : worker.resume();
                 if (!problem.empty()) return job.fail(first + rank, std::move(problem));
                 tls_.save(statics_[rank]);
                 waiting += worker.waits_for_cluster() ? 1 : 0;
             }
             if (waiting == 0) return;
-            if (waiting == peers_.size()) continue;
+            if (ran > 0) continue;
             for (u32 rank = 0; rank < peers_.size(); ++rank)
                 if (peers_[rank]->waits_for_cluster())
                     return job.fail(first + rank, peers_[rank]->describe_left_alone());

@@ -135,6 +135,8 @@ Thread& running_thread() { return *static_cast<Thread*>(current_thread); }
 
 void barrier(u32 id, u32 count) { running_thread().worker->barrier(id, count); }
 
+void barrier_arrive(u32 id, u32 count) { running_thread().worker->barrier_arrive(id, count); }
+
 u64 exchange(Exchange operation, u32 mask, u32 source, u64 value) {
     return running_thread().worker->exchange(operation, mask, source, value);
 }
@@ -160,6 +162,12 @@ u32 cluster_rank() { return running_thread().worker->cluster_rank(); }
 u32 cluster_size() { return blocks_at_once(*running_thread().worker->launch()); }
 
 void cluster_barrier() { running_thread().worker->cluster_barrier(); }
+
+void counter_arrive(int* counter) { running_thread().worker->counter_arrive(counter); }
+
+void counter_wait(const int* counter, int value) {
+    running_thread().worker->counter_wait(counter, value);
+}
 
 void* map_shared_rank(const void* shared, u32 rank) {
     return running_thread().worker->map_shared_rank(shared, rank);
@@ -193,8 +201,15 @@ void copy_wait_all() { land_groups_before(running_thread().open_group + 1); }
 
 void defer(Deferred run, const void* what, u32 bytes) {
     Thread& me = running_thread();
+    if (!me.work_fenced) fault("a product without a wgmma_fence since the last wgmma_wait");
     const char* first = static_cast<const char*>(what);
     me.work.push_back({run, me.open_work_group, {first, first + bytes}});
+}
+
+void defer_fence() { running_thread().work_fenced = true; }
+
+const void* operand_of_deferred(const void* shared) {
+    return running_thread().worker->operand_of_deferred(shared);
 }
 
 void defer_commit() { ++running_thread().open_work_group; }
@@ -207,11 +222,14 @@ void defer_wait(u32 pending) {
         ++done;
     }
     me.work.erase(me.work.begin(), me.work.begin() + static_cast<std::ptrdiff_t>(done));
+    if (done > 0) me.work_fenced = false;  // the thread may have changed their registers since
 }
 
 void mbarrier_init(void* barrier, u32 arrivals) {
     running_thread().worker->mbarrier_init(barrier, arrivals);
 }
+
+void mbarrier_init_fence() { running_thread().worker->mbarrier_init_fence(); }
 
 void mbarrier_arrive(void* barrier, u32 expected_bytes) {
     running_thread().worker->mbarrier_arrive(barrier, expected_bytes);

@@ -54,6 +54,8 @@ enum class Exchange : u32 { sync_warp, shfl, shfl_up, shfl_down, shfl_xor, ballo
 
 // Waits until `count` threads (0: all threads of the block) have arrived at barrier `id`.
 void barrier(u32 id, u32 count);
+// Arrives at barrier `id` without waiting.
+void barrier_arrive(u32 id, u32 count);
 
 // Waits until all lanes of `mask` that exist in the block have arrived with the same operation and mask, and returns
 // the value of lane `source`. A source outside `mask`, which is undefined on a GPU, returns all bits one (a NaN). For
@@ -73,6 +75,8 @@ void copy_wait_all();
 // mbarriers, bulk loads and bulk stores (bulk_copy.cuh). A load fills its target with 0xFF at once and writes the
 // data when its phase is waited for; a store reads its source in bulk_wait.
 void mbarrier_init(void* barrier, u32 arrivals);
+// Makes the mbarriers that the block has initialised visible to bulk loads.
+void mbarrier_init_fence();
 void mbarrier_arrive(void* barrier, u32 expected_bytes);
 void mbarrier_wait(void* barrier, u32 parity);
 void bulk_load(void* target, const void* source, u32 bytes, void* barrier);

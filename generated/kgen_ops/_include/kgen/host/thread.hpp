@@ -82,6 +82,7 @@ enum class State : u32 {
     in_exchange,
     at_mbarrier,
     at_cluster,
+    at_counter,
     returned
 };
 
@@ -96,6 +97,9 @@ struct Thread : ThreadView {
     u32 barrier_id, barrier_count;
     Thread* next_waiter;
 
+    const int* counter;  // of a thread in state at_counter
+    int awaited;
+
     Exchange operation;
     u32 mask;
     u32 source;
@@ -106,6 +110,7 @@ struct Thread : ThreadView {
     std::vector<Copy> copies;
 
     u32 open_work_group;
+    bool work_fenced;
     std::vector<DeferredWork> work;
 
     const void* mbarrier;  // of a thread in state at_mbarrier
@@ -128,6 +133,7 @@ struct Mbarrier {
     u32 arrivals;  // per phase
     u32 arrived;
     u32 phase;     // number of completed phases
+    bool fenced;   // whether bulk loads see that it was initialised
     u64 expected;  // bytes
     u64 issued;
     std::vector<BulkLoad> loads;

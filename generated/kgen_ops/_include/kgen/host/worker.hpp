@@ -39,10 +39,14 @@ public:
     // Runs a block until it has ended or waits for its cluster. Returns a fault, or nothing.
     std::string begin(u64 block);
 
-    // Continues a block after the cluster barrier. Returns a fault, or nothing.
+    // Continues a block after the cluster barrier, or after other blocks had their turn. Returns a fault, or nothing.
     std::string resume();
 
-    bool waits_for_cluster() const { return in_cluster_ == job_->block_threads; }
+    bool waits_at_barrier() const { return in_cluster_ == job_->block_threads; }
+    // Whether the block goes on after other blocks had their turn.
+    bool waits_for_cluster() const { return waits_at_barrier() || rests_ || !at_counter_.empty(); }
+    // Whether the block can go on where it waits; a block at the cluster barrier can if all are there.
+    bool can_resume() const;
 
     // Drops threads that will not continue.
     void abandon() { stacks_.take_all_back(); }
@@ -55,16 +59,24 @@ public:
     int unwritten() const { return unwritten_byte(job_->launch->seed); }
     u32 cluster_rank() const { return peers_ ? cluster_rank_ : 0; }
     void cluster_barrier();
+    void counter_arrive(int* counter);
+    void counter_wait(const int* counter, int value);
     void* map_shared_rank(const void* shared, u32 rank);
     void barrier(u32 id, u32 count);
+    void barrier_arrive(u32 id, u32 count);
     u64 exchange(Exchange operation, u32 mask, u32 source, u64 value);
 
     void mbarrier_init(void* address, u32 arrivals);
+    void mbarrier_init_fence();
     void mbarrier_arrive(void* address, u32 expected_bytes);
     void mbarrier_wait(void* address, u32 parity);
     void bulk_load(void* target, const void* source, u32 bytes, void* address);
     void bulk_store(void* target, const void* source, u32 bytes);
     void bulk_wait(u32 pending);
+    const void* operand_of_deferred(const void* shared) {
+        const bool viewed = job_->launch->seed % 2 == 1 && memory_.has(shared);
+        return viewed ? memory_.async_proxy_view(shared) : shared;
+    }
     void fence_proxy_async() { memory_.show_all_to_async_proxy(); }
 
     // Ends the block with a report that names the running thread.
@@ -95,7 +107,11 @@ private:
     // Runs other threads until the calling thread is popped from the ready queue.
     void suspend();
 
-    // --- warp exchanges: worker_waits.hpp ---
+    // --- barriers and warp exchanges: worker_waits.hpp ---
+
+    // The barrier, at which a thread is about to arrive; and one arrival.
+    Barrier& barrier_at(u32 id, u32& count);
+    void arrive(Barrier& barrier);
 
     u32 lanes_of_warp(u32 warp) const {
         const u32 rest = job_->block_threads - warp * kWarpSize;
@@ -142,6 +158,8 @@ private:
     u32 cluster_rank_ = 0;
     u32 in_cluster_ = 0;        // threads at the cluster barrier
     bool passed_cluster_barrier_ = false;
+    bool rests_ = false;               // after an arrival at a counter
+    std::vector<Thread*> at_counter_;  // threads that wait for one
 };
 
 }  // namespace host

@@ -44,13 +44,31 @@ inline bool Worker::join(Job& job, Worker* const* peers, u32 rank) {
 // Runs a block until it has ended or waits for its cluster. Returns a fault, or nothing.
 inline std::string Worker::begin(u64 block) {
     in_cluster_ = 0;
-    passed_cluster_barrier_ = false;
+    passed_cluster_barrier_ = rests_ = false;
+    at_counter_.clear();
     if (!start_block(block)) return no_smem();
     return after_turn();
 }
 
-// Continues a block after the cluster barrier.
+// Continues a block that waited for others.
 inline std::string Worker::resume() {
+    if (!waits_at_barrier()) {
+        rests_ = false;
+        std::vector<Thread*> waiting;
+        waiting.swap(at_counter_);
+        for (Thread* thread : waiting) {
+            const bool reached = *thread->counter >= thread->awaited;
+            if (reached) thread->state = State::ready;
+            reached ? ready_.push_back(thread) : at_counter_.push_back(thread);
+        }
+        Thread* next = ready_.pop();
+        current_thread = next;
+        if (next->state == State::fresh)
+            start(*next, main_);
+        else
+            switch_context(main_, next->context, false);
+        return after_turn();
+    }
     const u32 count = job_->block_threads;
     in_cluster_ = 0;
     passed_cluster_barrier_ = true;
@@ -105,6 +123,7 @@ inline bool Worker::start_block(u64 block) {
         t.open_group = 0;
         t.copies.clear();
         t.open_work_group = 0;
+        t.work_fenced = false;
         t.work.clear();
         t.open_bulk_group = 0;
         t.stores.clear();

@@ -17,7 +17,11 @@ inline void Worker::mbarrier_init(void* address, u32 arrivals) {
         fault("an mbarrier of %u arrivals: want 1 to 2^20 - 1", arrivals);
     for (const Mbarrier& known : mbarriers_)
         if (known.address == address) fault("%s made twice", mbarrier_name(address).c_str());
-    mbarriers_.push_back(Mbarrier{address, arrivals, 0, 0, 0, 0, {}, {}});
+    mbarriers_.push_back(Mbarrier{address, arrivals, 0, 0, false, 0, 0, {}, {}});
+}
+
+inline void Worker::mbarrier_init_fence() {
+    for (Mbarrier& known : mbarriers_) known.fenced = true;
 }
 
 inline void Worker::mbarrier_arrive(void* address, u32 expected_bytes) {
@@ -51,6 +55,9 @@ inline void Worker::mbarrier_wait(void* address, u32 parity) {
 inline void Worker::bulk_load(void* target, const void* source, u32 bytes, void* address) {
     check_bulk(target, source, bytes, "bulk_load");
     Mbarrier& barrier = mbarrier_at(address);
+    if (!barrier.fenced)
+        fault("bulk_load to %s without an mbarrier_init_fence after its mbarrier_init",
+              mbarrier_name(address).c_str());
     barrier.issued += bytes;
     check_bytes(barrier);
     // Read here, so that AddressSanitizer reports the line that issued the copy.

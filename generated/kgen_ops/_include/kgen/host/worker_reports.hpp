@@ -13,6 +13,11 @@ namespace host {
 
 inline std::string Worker::describe_left_alone() const {
     const Dim3& block = threads_[0].block_idx;
+    if (!at_counter_.empty())
+        return text("block (%u, %u, %u), thread (%u, 0, 0): waits for a counter of %d, which is %d: blocks of "
+                    "its group do not arrive",
+                    block.x, block.y, block.z, at_counter_[0]->rank, at_counter_[0]->awaited,
+                    *at_counter_[0]->counter);
     return text("block (%u, %u, %u): waits at the cluster barrier, and a block of its cluster "
                 "has returned",
                 block.x, block.y, block.z);
@@ -117,6 +122,7 @@ inline std::string Worker::describe(const Thread& t) const {
                                 barrier.expected);
             return "wait at an mbarrier";
         case State::at_cluster: return "wait at the cluster barrier";
+        case State::at_counter: return "wait for a counter";
         default: return "can run";
     }
 }

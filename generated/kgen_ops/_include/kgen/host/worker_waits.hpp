@@ -30,6 +30,20 @@ inline void* Worker::map_shared_rank(const void* shared, u32 rank) {
 
 inline void Worker::barrier(u32 id, u32 count) {
     Thread* me = self();
+    Barrier& barrier = barrier_at(id, count);
+    me->state = State::at_barrier;
+    me->barrier_id = id;
+    me->barrier_count = count;
+    me->next_waiter = nullptr;
+    (barrier.first ? barrier.last->next_waiter : barrier.first) = me;
+    barrier.last = me;
+    arrive(barrier);
+    suspend();
+}
+
+inline void Worker::barrier_arrive(u32 id, u32 count) { arrive(barrier_at(id, count)); }
+
+inline Barrier& Worker::barrier_at(u32 id, u32& count) {
     const u32 all = job_->block_threads;
     if (id >= kMaxBarriers) fault("barrier %u: there are %u", id, kMaxBarriers);
     if (count == 0) {
@@ -44,23 +58,48 @@ inline void Worker::barrier(u32 id, u32 count) {
         fault("barrier %u: this thread expects %u threads, an earlier one %u", id, count,
               barrier.expected);
     barrier.expected = count;
-    me->state = State::at_barrier;
-    me->barrier_id = id;
-    me->barrier_count = count;
-    me->next_waiter = nullptr;
-    (barrier.arrived == 0 ? barrier.first : barrier.last->next_waiter) = me;
-    barrier.last = me;
-    if (++barrier.arrived == count) {
-        u32 n = 0;
-        for (Thread* t = barrier.first; t; t = t->next_waiter) order_[n++] = t;
-        barrier.arrived = 0;
-        if (job_->launch->seed) random_.order(job_->launch->seed, order_, n);
-        for (u32 i = 0; i < n; ++i) {
-            order_[i]->state = State::ready;
-            ready_.push_back(order_[i]);
-        }
+    return barrier;
+}
+
+inline void Worker::arrive(Barrier& barrier) {
+    if (++barrier.arrived < barrier.expected) return;
+    u32 n = 0;
+    for (Thread* t = barrier.first; t; t = t->next_waiter) order_[n++] = t;
+    barrier.arrived = 0;
+    barrier.first = barrier.last = nullptr;
+    if (job_->launch->seed && n) random_.order(job_->launch->seed, order_, n);
+    for (u32 i = 0; i < n; ++i) {
+        order_[i]->state = State::ready;
+        ready_.push_back(order_[i]);
     }
+}
+
+inline void Worker::counter_arrive(int* counter) {
+    ++*counter;
+    if (!peers_ || job_->launch->seed % 2 == 0) return;
+    // All threads of the block stop, also those that have not arrived: a block whose arrival comes before the writes
+    // that it announces has not made them when other blocks read.
+    Thread* me = self();
+    ready_.push_front(me);
+    rests_ = true;
+    switch_context(me->context, main_, false);
+}
+
+inline void Worker::counter_wait(const int* counter, int value) {
+    if (*counter >= value) return;
+    Thread* me = self();
+    me->state = State::at_counter;
+    me->counter = counter;
+    me->awaited = value;
+    at_counter_.push_back(me);
     suspend();
+}
+
+inline bool Worker::can_resume() const {
+    if (rests_) return true;
+    for (const Thread* thread : at_counter_)
+        if (*thread->counter >= thread->awaited) return true;
+    return false;
 }
 
 inline u64 Worker::exchange(Exchange operation, u32 mask, u32 source, u64 value) {

@@ -135,9 +135,6 @@ public:
     }
     // By the consumers: waits until the state before the segment lies in shared memory.
     KGEN_DEVICE void wait_for_state(int round) {
-#if KGEN_HOST
-        host::cluster_barrier();
-#endif
         mbarrier_wait(state_ready_, static_cast<u32>(round % 2));
     }
 
@@ -203,9 +200,6 @@ private:
     // Waits for the sums of all CTAs: the grid barrier. The first reducer warp does it for the CTA. Its named
     // barriers make the consumers' sums, and the carry of the round before, visible to the other CTAs.
     KGEN_DEVICE void wait_for_all_sums() {
-#if KGEN_HOST
-        host::cluster_barrier();
-#else
         if (reducer_thread() < kWarpSize) {
             named_barrier_sync(kSumsWritten, Consumers + Reducers);
             if (lane_id() == 0) {
@@ -217,7 +211,6 @@ private:
             named_barrier_arrive<Consumers + Reducers>(kSumsWritten);
         }
         named_barrier_sync(kSumsVisible, Reducers);
-#endif
     }
 
     KGEN_DEVICE void signal_consumers() {

@@ -31,10 +31,12 @@ KGEN_DEVICE void named_barrier_sync(int id, int threads) {
 }
 
 // bar.arrive on a named barrier: arrives without waiting. The threads that wait in named_barrier_sync for the same
-// `id` and `Threads` see what the caller wrote before. Does nothing on the host.
+// `id` and `Threads` see what the caller wrote before.
 template <int Threads>
-KGEN_DEVICE void named_barrier_arrive([[maybe_unused]] int id) {
-#if !KGEN_HOST
+KGEN_DEVICE void named_barrier_arrive(int id) {
+#if KGEN_HOST
+    host::barrier_arrive(static_cast<u32>(id), Threads);
+#else
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(Threads) : "memory");
 #endif
 }

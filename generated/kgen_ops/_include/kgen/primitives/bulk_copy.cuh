@@ -93,7 +93,9 @@ KGEN_DEVICE void mbarrier_init(Mbarrier& barrier, u32 arrivals) {
 template <int Arch = KGEN_ARCH>
 KGEN_DEVICE void mbarrier_init_fence() {
     KGEN_NEEDS_BULK(Arch);
-#if !KGEN_HOST && KGEN_ARCH >= 900
+#if KGEN_HOST
+    host::mbarrier_init_fence();
+#elif KGEN_ARCH >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif

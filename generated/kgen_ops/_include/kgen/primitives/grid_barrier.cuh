@@ -17,7 +17,8 @@
 // before its launch if the device, as the process sees it, can never have that room: a MIG instance, a share of MPS, or
 // a smaller GPU takes another kernel.
 //
-// On the host a group is a cluster (KGEN_EXPORT_CTA_GROUPS): its CTAs run in turns that end at the barrier.
+// On the host a group is a cluster (KGEN_EXPORT_CTA_GROUPS): its CTAs run in turns that end where they wait for the
+// counter. In two of the four orders of a certificate a turn also ends at an arrival.
 #pragma once
 
 #include "kgen/primitives/block.cuh"
@@ -64,7 +65,9 @@ public:
 
     // Increments the counter (release): what this thread has seen is visible to threads that wait for it.
     KGEN_DEVICE void arrive() const {
-#if !KGEN_HOST
+#if KGEN_HOST
+        host::counter_arrive(counter_);
+#else
         asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(
                          __cvta_generic_to_global(counter_))
                      : "memory");
@@ -73,7 +76,9 @@ public:
 
     // Waits until all CTAs of the group have arrived once more (acquire).
     KGEN_DEVICE void wait() {
-#if !KGEN_HOST
+#if KGEN_HOST
+        host::counter_wait(counter_, awaited_ += Blocks);
+#else
         const u64 counter = __cvta_generic_to_global(counter_);
         const i32 all = awaited_ + Blocks;
         awaited_ = all;
@@ -94,8 +99,7 @@ private:
 
 // A barrier of all threads of the CTAs of a group, split into arrive and wait. After its wait a thread sees what all
 // of them wrote before they arrived. One warp arrives and waits for its CTA: a release at GPU scope stalls until all
-// writes are in L2, and so only that warp stalls. A wait must follow every arrival before the next one. On the host
-// arrive does nothing, and wait is the whole barrier.
+// writes are in L2, and so only that warp stalls. A wait must follow every arrival before the next one.
 template <int Blocks>
 class GridBarrier {
 public:
@@ -103,25 +107,19 @@ public:
 
     // Called by all `Threads` threads of the CTA. `warp` is the warp that arrives for the CTA.
     template <int Threads>
-    KGEN_DEVICE void arrive([[maybe_unused]] int warp) const {
-#if !KGEN_HOST
+    KGEN_DEVICE void arrive(int warp) const {
         griddepcontrol_wait();  // for the kernel that cleared the counter
         // Named barrier 1 makes the writes of the other warps visible to this warp; they do not wait. A release
         // covers all that its thread has seen.
         if (thread_rank() / kWarpSize != warp) return named_barrier_arrive<Threads>(1);
         named_barrier_sync(1, Threads);
         if (lane_id() == 0) counter_.arrive();
-#endif
     }
 
     // Called by all threads of the CTA.
-    KGEN_DEVICE void wait([[maybe_unused]] int warp) {
-#if KGEN_HOST
-        host::cluster_barrier();
-#else
+    KGEN_DEVICE void wait(int warp) {
         if (thread_rank() == warp * kWarpSize) counter_.wait();
         sync_block();
-#endif
     }
 
 private:

@@ -87,6 +87,15 @@ KGEN_DEVICE float flushed(float x) {
 }
 #endif
 
+// Returns the larger one; of NaN and a number the number.
+KGEN_DEVICE float fmax(float a, float b) {
+#if KGEN_HOST
+    return __builtin_fmaxf(a, b);
+#else
+    return ::fmaxf(a, b);
+#endif
+}
+
 // Returns |x|.
 KGEN_DEVICE float abs(float x) {
 #if KGEN_HOST

@@ -19,8 +19,9 @@
 // wgmma_wait(). Shared memory that other instructions wrote is visible to wgmma after a fence_proxy_async
 // (bulk_copy.cuh) by each thread that wrote and a barrier.
 //
-// On the host a product is computed when it is waited for, from the contents of shared memory at that time. Fences do
-// nothing. Rounding is that of mma.cuh.
+// On the host a product is computed when it is waited for, from the contents of shared memory at that time; in two of
+// the four orders of a certificate, as the last fence_proxy_async left them. A product needs a wgmma_fence. Rounding is
+// that of mma.cuh.
 #pragma once
 
 #include "kgen/primitives/block.cuh"
@@ -132,7 +133,9 @@ struct GroupProduct {
     }
 
     static void run(const void* what) {
-        const GroupProduct& me = *static_cast<const GroupProduct*>(what);
+        GroupProduct me = *static_cast<const GroupProduct*>(what);
+        me.a_panels = static_cast<const T*>(host::operand_of_deferred(me.a_panels));
+        me.b_panels = static_cast<const T*>(host::operand_of_deferred(me.b_panels));
         double rows[2][16];  // converted once for all tiles
         for (int half = 0; half < 2; ++half) {
             float row[16];
@@ -254,7 +257,9 @@ KGEN_DEVICE void hold([[maybe_unused]] u32 (&fragments)[Fragments][4]) {
 template <class... Registers>
 KGEN_DEVICE void wgmma_fence(Registers&... registers) {
     (detail::hold(registers), ...);
-#if !KGEN_HOST
+#if KGEN_HOST
+    host::defer_fence();
+#else
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }

@@ -192,11 +192,7 @@ private:
         }
         KGEN_DEVICE void hand_on() const {
             const int next = 1 + kGroups + (group + 1) % kGroups;
-#if KGEN_HOST
-            named_barrier_sync(next, 2 * kGroupThreads);
-#else
             named_barrier_arrive<2 * kGroupThreads>(next);
-#endif
         }
 
         // Starts the copies of the state before a chunk.

@@ -50,6 +50,7 @@ public:
     using Base::kKeys, Base::kThreads, Base::step_by_step;
     using Index = i64;
     static constexpr int kSteps = 16;
+    static constexpr bool kOpaqueRepeat = false;
     static constexpr bool kPrecise = !kCoarse<Value>;
 
 private:

@@ -1,16 +1,18 @@
 // The outputs of a consumer warp of specialized_loop.cuh: its 16 value features, one chunk of 16 steps after another.
 //
 //     ColumnOutput    `second` (y or gv), bf16
-//     SumsOutput      `first` (sa or gsa), fp32, and the state at the outset of each chunk, fp32 or bf16
+//     SumsOutput      `first` (sa or gsa), fp32, and the state at the outset of each chunk, fp32, bf16, or fp16 with
+//                     scales (scaled_states.cuh)
 //
 // Layout: sums and states are transposed accumulators, whose rows are value features. Eight lanes store 32 bytes of a
-// row, fp32, or four lanes 32 bytes, bf16.
+// row, fp32, or four lanes 32 bytes, 16 bits.
 //
 // Synchronisation: none.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
 #include "kgen/wkv7/column_tensors.cuh"
+#include "kgen/wkv7/scaled_states.cuh"
 
 namespace kgen::wkv7 {
 
@@ -74,13 +76,13 @@ private:
     float factor_;
 };
 
-// Keys: of a state; State: its dtype in memory. bf16 comes as four value features per store where Elements allows.
+// Keys: of a state; State: its dtype in memory. 16 bits come as four value features per store where Elements allows.
 // StateSteps: from one of them to the next.
 template <int Keys, int Elements, Direction D, class State, int StateSteps>
 class SumsOutput {
     static constexpr bool kBack = D == Direction::backward;
     static constexpr bool kPairs = sizeof(State) == 2, kQuads = kPairs && Elements % 4 == 0;
-    static constexpr int kStores = kPairs && !kQuads ? 4 : 1;  // of eight keys by a lane, bf16
+    static constexpr int kStores = kPairs && !kQuads ? 4 : 1;  // of eight keys by a lane, 16 bits
 
 public:
     template <class Tensors>
@@ -91,6 +93,7 @@ public:
           pitch_(to.pitch),
           state_(to.checkpoints + begin / StateSteps * (Keys * to.pitch) + own_key() * to.pitch + column +
                  own_column()) {
+        if constexpr (kScaled<State>) scales_ = to.scales + begin / StateSteps * to.pitch + column + mma_lane().g;
 #pragma unroll
         for (int half = 0; half < 2; ++half)
             there_[half] = column + mma_lane().g + 8 * half < to.width;
@@ -102,9 +105,15 @@ public:
     // The state at the outset of the next chunk that has one.
     template <int Tiles>
     KGEN_DEVICE void write_state(const float (&state)[Tiles][4]) {
+        float factors[2];  // of value features g and g + 8
+        if constexpr (kScaled<State>) put_scales(state, factors);
 #pragma unroll
         for (int tile = 0; tile < Tiles; ++tile) {
-            if constexpr (kPairs) {
+            if constexpr (kScaled<State>) {
+                const float scaled[4] = {state[tile][0] * factors[0], state[tile][1] * factors[0],
+                                         state[tile][2] * factors[1], state[tile][3] * factors[1]};
+                write_rounded(scaled, tile);
+            } else if constexpr (kPairs) {
                 write_rounded(state[tile], tile);
             } else {
 #pragma unroll
@@ -116,6 +125,7 @@ public:
             }
         }
         state_ += (kBack ? -1 : 1) * Keys * pitch_;
+        if constexpr (kScaled<State>) scales_ += (kBack ? -1 : 1) * pitch_;
     }
 
     // The sums over keys of the next chunk.
@@ -132,7 +142,30 @@ public:
     }
 
 private:
-    // The lane's first key of a tile, and its first value feature. bf16: after write_rounded's exchanges.
+    // The scales of the lane's two columns, of which the lanes of a group of four have a part each.
+    template <int Tiles>
+    KGEN_DEVICE void put_scales(const float (&state)[Tiles][4], float (&factors)[2]) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float largest = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 2 * Tiles; ++i)
+                largest = fmax(largest, abs(state[i / 2][2 * half + i % 2]));
+            largest = lanes_reduce<4, LargerNumber>(largest);
+            if (!(largest < infinity())) {  // by all four lanes
+                largest = 0.0f;
+#pragma unroll
+                for (int i = 0; i < 2 * Tiles; ++i)
+                    largest = fmax(largest, finite_magnitude(state[i / 2][2 * half + i % 2]));
+                largest = lanes_reduce<4, LargerNumber>(largest, 0xfu << lane_id() / 4 * 4);
+            }
+            const StateScale scale(largest);
+            factors[half] = scale.to_memory;
+            if (mma_lane().q == 0 && there_[half]) scales_[8 * half] = scale.from_memory;
+        }
+    }
+
+    // The lane's first key of a tile, and its first value feature. 16 bits: after write_rounded's exchanges.
     static KGEN_DEVICE int own_key() { return kPairs ? mma_lane().g : 2 * mma_lane().q; }
     static KGEN_DEVICE int own_column() {
         return kQuads ? column_of_quad() : kPairs ? 2 * mma_lane().q : mma_lane().g;
@@ -146,7 +179,7 @@ private:
         u32 pair[2];  // of key g, value features 2q + 8 n
 #pragma unroll
         for (int n = 0; n < 2; ++n)
-            pair[n] = transpose_matrix(pack2<bf16>(tile[2 * n], tile[2 * n + 1]));
+            pair[n] = transpose_matrix(pack2<State>(tile[2 * n], tile[2 * n + 1]));
         State* to = state_ + 8 * number * pitch_;
         if constexpr (kQuads) {
             const Vec<u32, 2> quad = quad_of_pairs(pair[0], pair[1]);
@@ -155,13 +188,14 @@ private:
 #pragma unroll
             for (int x = 0; x < 4; ++x)
                 if (is_key(number, 0) && stores_[x])
-                    to[x / 2 * 8 + x % 2] = bit_cast<Vec<bf16, 2>>(pair[x / 2])[x % 2];
+                    to[x / 2 * 8 + x % 2] = bit_cast<Vec<State, 2>>(pair[x / 2])[x % 2];
         }
     }
 
     float* next_;
     i64 step_, left_, pitch_;
     State* state_;
+    float* scales_;
     bool there_[2];
     bool stores_[kStores];
 };

@@ -7,6 +7,7 @@
 #include "kgen/primitives/block.cuh"
 #include "kgen/recurrent/recurrence.cuh"
 #include "kgen/wkv7/naive.cuh"
+#include "kgen/wkv7/scaled_states.cuh"
 
 namespace kgen::wkv7 {
 
@@ -21,6 +22,7 @@ struct ColumnTensors {
     State* checkpoints;   // the state at the outset of each StateSteps steps, [checkpoints, K, V], or null
     Rows<float> first;    // [steps, V], or null
     Rows<Value> second;
+    float* scales = nullptr;  // of the checkpoints, where they have any: [checkpoints, V]
 
     // The whole sequence once more, a thread per column, the state in shared memory.
     template <Direction D, bool Second, int Keys, int Columns, DecayForm Form = DecayForm::clamp>
@@ -34,9 +36,12 @@ struct ColumnTensors {
         for (i64 step = 0; step < steps; ++step) {
             const i64 t = time_of<D>(step, steps);
             const bool outset = kBack ? (t + 1) % StateSteps == 0 || step == 0 : t % StateSteps == 0;
-            if (checkpoints != nullptr && outset)
+            if constexpr (kScaled<State>) {
+                if (outset) write_scaled(state, t / StateSteps, Keys, column);
+            } else if (checkpoints != nullptr && outset) {
                 for (i64 i = 0; i < Keys; ++i)
                     checkpoints[(t / StateSteps * Keys + i) * pitch + column] = from_float<State>(state.at(i));
+            }
             const Value *r_t = at(r, t), *k_t = at(k, t), *a_t = at(a, t), *b_t = at(b, t);
             const W* w_t = w.first + t * w.stride;
             const float c_t = c_factor * to_float(at(c, t)[column]);
@@ -55,6 +60,16 @@ struct ColumnTensors {
         }
         if (end != nullptr)
             for (i64 i = 0; i < Keys; ++i) end[i * pitch + column] = state.at(i);
+    }
+
+    // A column of a checkpoint.
+    KGEN_DEVICE void write_scaled(const ColumnInMemory& state, i64 number, i64 keys, int column) const {
+        float largest = 0.0f;
+        for (i64 i = 0; i < keys; ++i) largest = fmax(largest, finite_magnitude(state.at(i)));
+        const StateScale scale(largest);
+        scales[number * pitch + column] = scale.from_memory;
+        for (i64 i = 0; i < keys; ++i)
+            checkpoints[(number * keys + i) * pitch + column] = from_float<State>(state.at(i) * scale.to_memory);
     }
 
     static KGEN_DEVICE const Value* at(const StepPointer<Value>& rows, i64 t) {

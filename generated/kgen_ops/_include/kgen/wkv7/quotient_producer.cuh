@@ -10,8 +10,8 @@
 // A lane has kLaneKeys keys of kLaneSteps neighbouring steps. It adds their logarithms, and gets the sums of earlier
 // steps by shuffles.
 //
-// Scores are a matrix per warp, from rows in shared memory. A warp that computes an inverse in the same interval has
-// none, if there are others.
+// Scores are a matrix per warp, from rows in shared memory (quotient_scores.cuh). A warp that computes an inverse in
+// the same interval has none, if there are others. With Pass::kConsumerScores they are the consumers' work.
 //
 // Shared memory: that of ChunkProducer. Where nothing writes a triangle it is zero.
 //
@@ -21,8 +21,7 @@
 // two low ones. Decays of 1 are exact. Inputs above 2^113 may give Inf: the loop then computes step by step.
 #pragma once
 
-#include "kgen/primitives/registers.cuh"
-#include "kgen/wkv7/chunk_producer.cuh"
+#include "kgen/wkv7/quotient_scores.cuh"
 
 namespace kgen::wkv7 {
 
@@ -30,7 +29,6 @@ template <class Pass, class W, DecayForm Form, int Keys, int Warps, int CopyVec,
 class QuotientProducer : public ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages> {
     using Base = ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages>;
     using typename Base::Buffers, typename Base::RowTile, typename Base::ScoreTile;
-    using Half = HalfOperands<bf16>;
     using Base::buffers_, Base::warp_, Base::kOfK, Base::kOfA, Base::kOfB, Base::kOfW;
     static_assert(Form == DecayForm::clamp, "1 / P has a bound in this form alone");
 
@@ -41,7 +39,7 @@ public:
     template <class... Rows>
     KGEN_DEVICE QuotientProducer(const Buffers& buffers, int warp, float r_factor, i64 steps,
                                  const Rows&... rows)
-        : Base(buffers, warp, steps, rows...), r_factor_(r_factor) {
+        : Base(buffers, warp, steps, rows...), r_factor_(r_factor), scores_(buffers) {
         for (int i = kWarpSize * warp + lane_id(); i < 2 * 16 * Buffers::kTriangle; i += kWarpSize * Warps)
             buffers.triangle(0)[i] = 0.0f;
     }
@@ -57,11 +55,12 @@ public:
 
     // Scores of a chunk.
     KGEN_DEVICE void put_scores(int chunk) const {
+        constexpr int kMatrices = QuotientScores<Pass, Keys>::kMatrices;
         // Of warps from the one on that computes the inverse of the chunk before: none, then one matrix each.
         const int turn = (warp_ - (chunk - 1)) & (Warps - 1);
 #pragma unroll 1
         for (int i = Warps == 1 ? 0 : turn == 0 ? kMatrices : turn - 1; i < kMatrices; i += max(Warps - 1, 1))
-            put_score(chunk, Pass::kReadsR ? i : 3 * i);
+            scores_.put_score(chunk, Pass::kReadsR ? i : 3 * i);
     }
 
     // The inverse, by one of the warps; by another one for the next chunk. Lane l stores eight steps of column l % 16.
@@ -88,7 +87,6 @@ public:
 
 private:
     static constexpr bool kBack = Pass::kDirection == Direction::backward;
-    static constexpr int kMatrices = Pass::kReadsR ? 4 : 2;
     // A warp takes one tile of 16 keys at once, or two where all warps have pairs of tiles.
     static constexpr int kLaneKeys = 4, kLaneSteps = kTiles % (2 * Warps) == 0 ? 4 : 2;
     static constexpr int kAtOnce = kLaneKeys * kLaneSteps / 8;
@@ -207,111 +205,12 @@ private:
                                       term * RowTile::kElements) = words[term];
     }
 
-    // Calls body(n) for those of `Count` tiles from `first` on that exist. A function, because NVRTC takes a lambda
-    // with an `auto` parameter for one of the host.
-    template <int Count, class Body>
-    static KGEN_DEVICE void for_tiles(int first, Body body) {
-#pragma unroll
-        for (int n = 0; n < Count; ++n)
-            if (first + n < kTiles) body(n);
-    }
-
-    // Matrix `which`: 0: A B^T, 1: R K^T, 2: R B^T, 3: A K^T.
-    KGEN_DEVICE void put_score(int chunk, int which) const {
-        const bool of_r = (which + 1) & 2, of_k = which & 1;
-        // Places after `rows`, opaque lest the compiler computes those of low terms anew.
-        const bf16* rows = buffers_.first;
-        const int of_chunk = static_cast<int>(buffers_.rows(chunk) - rows);
-        const int readers =
-            of_chunk + (of_r ? Buffers::template kRowsOf<kRowR> : Buffers::template kRowsOf<kRowA>);
-        const int updates =
-            of_chunk + (of_k ? Buffers::template kRowsOf<kRowK> : Buffers::template kRowsOf<kRowB>);
-        // 1. Sums over keys; those with low terms apart, so that chains are short.
-        float sums[2][4] = {}, low[2][4] = {};
-#pragma unroll
-        for (int first = 0; first < kTiles; first += 4) {
-            constexpr int kGroup = min(4, kTiles);
-            int x_at[kGroup], y_at[kGroup];
-            for_tiles<kGroup>(first, [&](int n) {
-                x_at[n] = opaque(readers + RowTile::beside(rows_first_, first + n));
-                y_at[n] = opaque(updates + RowTile::beside(columns_first_, first + n));
-            });
-            typename Half::A x[kGroup];
-            typename Half::B y[kGroup][2];
-            for_tiles<kGroup>(first, [&](int n) {
-                x[n] = read_a(rows + x_at[n]);
-                read_b(y[n], rows + y_at[n]);
-                multiply(sums, x[n], y[n]);
-            });
-            if (of_r ? Pass::kTermsR == 2 : Pass::kTermsA == 2)
-                for_tiles<kGroup>(first, [&](int n) {
-                    multiply(low, read_a(rows + x_at[n] + RowTile::kElements), y[n]);
-                });
-            if (of_k ? Pass::kTermsK == 2 : Pass::kTermsB == 2)
-                for_tiles<kGroup>(first, [&](int n) {
-                    typename Half::B rest[2];
-                    read_b(rest, rows + y_at[n] + RowTile::kElements);
-                    multiply(low, x[n], rest);
-                });
-        }
-        const MmaLane lane = mma_lane();
-        const int own = of_r ? 1 : 0;  // whether a step reads its own update
-        for_lower_half([&](int n, int half) {
-#pragma unroll
-            for (int x = 0; x < 2; ++x) {
-                float& sum = sums[n][2 * half + x];
-                sum += low[n][2 * half + x];
-                if (n == half && 2 * lane.q + x >= lane.g + own) sum = 0.0f;
-            }
-        });
-        // 2. The triangle, or scores.
-        if (which == 0) {
-            float* target = buffers_.triangle(chunk) + lane.g * Buffers::kTriangle + 2 * lane.q;
-            for_lower_half([&](int n, int half) {
-                *reinterpret_cast<Vec<float, 2>*>(target + 8 * half * Buffers::kTriangle + 8 * n) =
-                    {{sums[n][2 * half], sums[n][2 * half + 1]}};
-            });
-            return;
-        }
-        bf16* scores = buffers_.scores(chunk, of_r ? (of_k ? kScoreRK : kScoreRB) : kScoreAK);
-        for_lower_half([&](int n, int half) {
-            u32 terms[2];
-            split_bf16(sums[n][2 * half], sums[n][2 * half + 1], terms);
-            bf16* target = scores + (score_place_ ^ 16 * half ^ 8 * n);
-            *reinterpret_cast<u32*>(target) = terms[0];
-            *reinterpret_cast<u32*>(target + Buffers::kTerm) = terms[1];
-        });
-    }
-    static KGEN_DEVICE typename Half::A read_a(const bf16* tile) {
-        typename Half::A a;
-        ldmatrix<4>(a.pair, tile);
-        return a;
-    }
-    static KGEN_DEVICE void read_b(typename Half::B (&b)[2], const bf16* tile) {
-        u32 words[4];
-        ldmatrix<4>(words, tile);
-        Half::split(b, words);
-    }
-    static KGEN_DEVICE void multiply(float (&sums)[2][4], const typename Half::A& x, const typename Half::B (&y)[2]) {
-#pragma unroll
-        for (int n = 0; n < 2; ++n) Half::template multiply<0>(sums[n], x, y[n]);
-    }
-
-    // Calls body(n, half) for the quarters of scores that are not above the diagonal: 8 n columns, 8 half rows on.
-    template <class Body>
-    static KGEN_DEVICE void for_lower_half(Body body) {
-        body(0, 0);
-        body(0, 1);
-        body(1, 1);
-    }
-
     float r_factor_;
-    // Of the lane, in tiles: its first value of inputs and of rows, what it passes to ldmatrix, its first score. Values
-    // that the compiler would compute again for every chunk.
+    // Of the lane, in tiles: its first value of inputs and of rows. Values that the compiler would compute again for
+    // every chunk.
     int input_place_ = opaque(TileCopier<bf16, CopyVec>::place(step(), key()));
     int row_place_ = opaque(RowTile::offset(step(), key() / 8) + key() % 8);
-    int rows_first_ = opaque(RowTile::rows_first()), columns_first_ = opaque(RowTile::columns_first());
-    int score_place_ = opaque(ScoreTile::offset(mma_lane().g, 0) + 2 * mma_lane().q);
+    QuotientScores<Pass, Keys> scores_;
 };
 
 }  // namespace kgen::wkv7

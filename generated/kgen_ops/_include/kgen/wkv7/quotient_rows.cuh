@@ -27,9 +27,10 @@
 //
 // Pairs of steps enter E at the early step and leave it at the late one. Both times they are products of the same
 // rounded operands, so that what remains is an error of fp32 relative to the magnitudes added. gw_t is taken from the
-// side where their sum is smaller: it is exactly 0 where nothing precedes or follows t.
+// side where their sum is smaller, E at that end included: it is exactly 0 where nothing precedes or follows t.
 //
-// Precision: TF32. Operands are truncated, as mma does; constants make up for the mean of what that loses (kNearTf32).
+// Precision: TF32. R and K are rounded to nearest, A and B have a low term: k gk and b gb may be many times gw. Other
+// operands are truncated, as mma does; constants make up for the mean of what that loses (kNearTf32).
 //
 // Layout: a warp has 16 keys. A lane has keys g and g + 8 and steps 2q and 2q + 1 of each tile of 8 steps:
 // [tile][2 * key + step], as accumulators are, and as operands A of the sums over steps.
@@ -40,8 +41,8 @@
 //     float scores[2][4][32][32]        then in place of the rows: rows late steps and columns early ones, and
 //                                       transposed; rk, rb, ak, ab. A row has two halves of 16 steps, in the order
 //                                       2q, 2q + 1, 8 + 2q, 9 + 2q, swizzled.
-//     float own[warps][kOwn]            G [16][kPitch] of fp32; then, by tile and lane, c_t and d log(d_t) / dw_t
-//                                       [2][4][32][4]
+//     float own[warps][kOwn]            G [16][kPitch] of fp32, or the scales of S and G [2][kPitch]; then, by tile and
+//                                       lane, c_t and d log(d_t) / dw_t [2][4][32][4]
 //     Value inputs[warps][5][2][16][16] r, k, a, b, w of a warp, then its results
 //
 // Synchronisation: three block barriers, and one more where results are looked at for NaN and Inf: if any is not
@@ -69,10 +70,12 @@ public:
     using Base::kKeys, Base::kThreads, Base::step_by_step;
     using Index = u32;
     static constexpr int kSteps = 32;
+    static constexpr bool kOpaqueRepeat = true;  // else divisors of the prologue would be kept for it, and spill
 
 private:
     using Base::first_key, Base::steps, Base::gy, Base::r, Base::k, Base::v, Base::a, Base::b, Base::w, Base::sa,
-        Base::gsa, Base::state, Base::gradient, Base::gr, Base::gk, Base::ga, Base::gb, Base::gw, Base::scale;
+        Base::gsa, Base::state, Base::gradient, Base::gr, Base::gk, Base::ga, Base::gb, Base::gw, Base::scale,
+        Base::state_scales, Base::gradient_scales;
     using Base::kK, Base::kV, Base::kWarps, Base::write;
     using Products = RowScores<Value, kV, kWarps, Config::kVec, false>;
     using Four = Vec<float, 4>;
@@ -116,6 +119,7 @@ public:
         copy_rows(gsa, rows + kRowGsa * kRows);
         copy_rows(sa, rows + kRowSa * kRows);
         if constexpr (kStaged) copy_gradient(own, key);
+        if constexpr (kScaled<State>) copy_scales(own);
         cp_async_commit();
         StateRows rows_s, rows_g;
         load_group(rows_s, state, key, 0);
@@ -148,7 +152,7 @@ public:
         float sum[2], end[2];  // E_0, E_32
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            sum[which] = both[which] * (c.to_middle[which] * c.to_end[which] * (1.0f / kNear));
+            sum[which] = both[which] * (c.to_middle[which] * c.to_end[which]);
             end[which] = sum[which];
         }
         Operand of_r[4], of_a[4];
@@ -160,9 +164,9 @@ public:
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const int tile = 2 * half + i / 4, x = i % 4;
-                of_r[tile][place(x)] = truncated(value(words_r, i) * upto[tile][x]);
-                of_a[tile][place(x)] =
-                    truncated(value(words_a, i) * (x % 2 == 0 ? c.before_two[tile][x / 2] : upto[tile][x - 1]));
+                of_r[tile][place(x)] = rounded(value(words_r, i) * upto[tile][x]);
+                of_a[tile][place(x)] = bit_cast<u32>(
+                    value(words_a, i) * (x % 2 == 0 ? c.before_two[tile][x / 2] : upto[tile][x - 1]));
             }
         }
 #pragma unroll
@@ -196,13 +200,14 @@ public:
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     factor[i] = fast_reciprocal(its_decays[i]);
-                    const u32 its_k = truncated(value(words_k, 4 * n + i) * factor[i]);
-                    const u32 its_b = truncated(value(words_b, 4 * n + i) * factor[i]);
+                    const u32 its_k = rounded(value(words_k, 4 * n + i) * factor[i]);
+                    const u32 its_b = bit_cast<u32>(value(words_b, 4 * n + i) * factor[i]);
                     of_k[tile][place(i)] = its_k;
                     of_b[tile][place(i)] = its_b;
                     end[i / 2] = fma(bit_cast<float>(its_k), by_k[tile][i], end[i / 2]);
                     end[i / 2] = fma(bit_cast<float>(its_b), by_b[tile][i], end[i / 2]);
                 }
+                sync_warp();
 #pragma unroll
                 for (int part = half; part < 2; ++part) {
                     const Four rk = four(early, kRK, tile, part), ak = four(early, kAK, tile, part);
@@ -213,6 +218,10 @@ public:
                         if (from < tile) continue;
                         multiply(by_k[tile], of_r[from], rk, m);
                         multiply(by_b[tile], of_r[from], rb, m);
+                        Operand rest;
+                        rest_of(of_a[from], rest);
+                        multiply(by_k[tile], rest, ak, m);
+                        multiply(by_b[tile], rest, ab, m);
                         multiply(by_k[tile], of_a[from], ak, m);
                         multiply(by_b[tile], of_a[from], ab, m);
                     }
@@ -235,17 +244,19 @@ public:
         // 6. gr, ga. gw from E_0 on, and back from E_32, whose part of later tiles is not known yet; twice the sum of the
         // magnitudes that were added to E before a step, and once the step's own.
         Steps forth, back, sizes;
-        float size[2] = {}, until[4][2];
+        float size[2], until[4][2];
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             sum[which] = lanes_sum<4>(sum[which]);
             end[which] = lanes_sum<4>(end[which]);
+            size[which] = abs(sum[which]);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const int tile = 2 * half + n;
+                sync_warp();
 #pragma unroll
                 for (int part = 0; part <= half; ++part) {
                     const Four rk = four(late, kRK, tile, part), ak = four(late, kAK, tile, part);
@@ -256,6 +267,10 @@ public:
                         if (from > tile) continue;
                         multiply(by_r[tile], of_k[from], rk, m);
                         multiply(by_a[tile], of_k[from], ak, m);
+                        Operand rest;
+                        rest_of(of_b[from], rest);
+                        multiply(by_r[tile], rest, rb, m);
+                        multiply(by_a[tile], rest, ab, m);
                         multiply(by_r[tile], of_b[from], rb, m);
                         multiply(by_a[tile], of_b[from], ab, m);
                     }
@@ -263,21 +278,21 @@ public:
                 const Four its_decays = own_decays[tile * kWarpSize];
 #pragma unroll
                 for (int which = 0; which < 2; ++which) {
-                    float read[2], late_terms[2], added[2];
+                    float less_a[2], y[2], late_terms[2], added[2];
 #pragma unroll
                     for (int step = 0; step < 2; ++step) {
                         const int i = 2 * which + step;
-                        const float left = bit_cast<float>(of_r[tile][place(i)]) * by_r[tile][i];
-                        read[step] = bit_cast<float>(of_a[tile][place(i)]) * by_a[tile][i];
-                        late_terms[step] = x[tile][i] - left;
-                        added[step] = late_terms[step] - read[step];
+                        less_a[step] = -bit_cast<float>(of_a[tile][place(i)]);
+                        y[step] = by_a[tile][i];
+                        late_terms[step] = fma(-bit_cast<float>(of_r[tile][place(i)]), by_r[tile][i], x[tile][i]);
+                        added[step] = fma(less_a[step], y[step], late_terms[step]);
                         by_r[tile][i] *= its_decays[i];
                         by_a[tile][i] *= step == 0 ? c.before_two[tile][which] : its_decays[i - 1];
                     }
                     const LaneSums sums(c, added[0] + added[1]);
                     const float first = sum[which] + sums.before;
-                    forth[tile][2 * which] = first - read[0];
-                    forth[tile][2 * which + 1] = (first + added[0]) - read[1];
+                    forth[tile][2 * which] = fma(less_a[0], y[0], first);
+                    forth[tile][2 * which + 1] = fma(less_a[1], y[1], first + added[0]);
                     back[tile][2 * which + 1] = sums.behind + late_terms[1];
                     back[tile][2 * which] = (sums.behind + added[1]) + late_terms[0];
                     sum[which] += sums.all;
@@ -294,6 +309,8 @@ public:
         }
 
         // 7. gw: of both sums the one that adds less.
+#pragma unroll
+        for (int which = 0; which < 2; ++which) size[which] += abs(end[which]);
 #pragma unroll
         for (int tile = 3; tile >= 0; --tile)
 #pragma unroll
@@ -362,7 +379,7 @@ private:
                     const float e = fast_exp2(min(-kLog2e * value<W>(words, i), 126.0f));
                     const float sigmoid_of = fast_reciprocal(1.0f + e);
                     upto[2 * half + i / 4][i % 4] = -kClamp * kLog2e * sigmoid_of;
-                    slope[i / 4][i % 4] = (-kClamp * kNear * sigmoid_of) * (e * sigmoid_of);
+                    slope[i / 4][i % 4] = (-kClamp * sigmoid_of) * (e * sigmoid_of);
                 }
 #pragma unroll
                 for (int n = 0; n < 2; ++n) own[(4 + 2 * half + n) * kWarpSize] = slope[n];
@@ -410,8 +427,16 @@ private:
         return i % 2 == 0 ? two.x : two.y;
     }
     static KGEN_DEVICE int place(int i) { return i / 2 + i % 2 * 2; }
-    // The bits that mma reads of an operand.
-    static KGEN_DEVICE u32 truncated(float x) { return bit_cast<u32>(x) & 0xffffe000u; }
+    // The nearest TF32 number: 8193 x in fp32 has its 11 bits, and the difference is exact. NaN of Inf.
+    static KGEN_DEVICE u32 rounded(float x) { return bit_cast<u32>(fma(x, -8192.0f, x * 8193.0f)); }
+    // What mma does not read of an operand.
+    static KGEN_DEVICE void rest_of(const Operand& x, Operand& rest) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float high = bit_cast<float>(x[i] & 0xffffe000u);
+            rest[i] = bit_cast<u32>(bit_cast<float>(x[i]) - high);
+        }
+    }
 
     // 16 steps: where the calling lane's row of 8 keys lies that ldmatrix and stmatrix take.
     static KGEN_DEVICE int own_row() {
@@ -521,6 +546,18 @@ private:
         }
     }
 
+    // The scales of S, then those of G; zero beyond the last value feature.
+    KGEN_DEVICE void copy_scales(float* to) const {
+        constexpr int kEach = min(Config::kVec, 4), kPerRow = kPitch / kEach, kRuns = 2 * kPerRow;
+#pragma unroll
+        for (int n = 0; n < ceil_div(kRuns, kWarpSize); ++n) {
+            const int i = lane_id() + n * kWarpSize, column = i % kPerRow * kEach;
+            if (i >= kRuns) break;
+            cp_async_or_zero<4 * kEach>(to + kEach * i, (i < kPerRow ? state_scales : gradient_scales) + column,
+                                        column < kV);
+        }
+    }
+
     template <class T>
     static KGEN_DEVICE const T* run_of(const StepPointer<T>& rows, int first, int later, int column) {
         return rows.first + u32(first) * rows.stride + column + later * rows.stride;
@@ -562,12 +599,16 @@ private:
                                             const StateRows& rows_g, int group, Steps& by_r, Steps& by_a, Steps& by_k, Steps& by_b,
                                             float (&both)[2]) {
         const OwnRow own(rows), own_g(staged);
-        const auto widened = [](const Vec<State, 4> (&two)[2], Four (&to)[2]) {
+        const float* const scales = staged + 16 * group + 4 * mma_lane().q;
+        const auto widened = [=](const Vec<State, 4> (&two)[2], Four (&to)[2], int place) {
+            Four factors = {};
+            if constexpr (kScaled<State>) factors = *reinterpret_cast<const Four*>(scales + place);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 float x[4];
                 to_floats(two[half], x);
-                to[half] = {{x[0], x[1], x[2], x[3]}};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) to[half][i] = kScaled<State> ? x[i] * factors[i] : x[i];
             }
         };
         const auto read_gradient = [&](int n, Four (&g)[2]) {
@@ -575,7 +616,7 @@ private:
 #pragma unroll
                 for (int half = 0; half < 2; ++half) g[half] = own_g(8 * half * kPitch, n, group);
             } else {
-                widened(rows_g[n], g);
+                widened(rows_g[n], g, kPitch + 16 * n);
             }
         };
         // S first: its registers are free where the sums with G begin.
@@ -583,11 +624,11 @@ private:
         for (int n = 0; n < kGroup; ++n) {
             if (group + n >= kBlocks) break;
             Four s[2], g[2];
-            widened(rows_s[n], s);
+            widened(rows_s[n], s, 16 * n);
             read_gradient(n, g);
 #pragma unroll
             for (int i = 0; i < 8; ++i) both[i / 4] = fma(s[i / 4][i % 4], g[i / 4][i % 4], both[i / 4]);
-            if constexpr (sizeof(State) == 4) round(s);  // bf16 is exact
+            if constexpr (sizeof(State) == 4) round(s);  // 16 bits are exact
 #pragma unroll
             for (int tile = 0; tile < 4; ++tile) {
                 const int place = 8 * tile * kPitch;
@@ -688,7 +729,7 @@ private:
     KGEN_DEVICE void store_scores(const float (&sums)[kTiles][4], float* scores, int which) const {
         const MmaLane lane = mma_lane();
         const bool of_a = which / 2 == 1, of_b = which % 2 == 1;
-        const float factor = kNear * kNear * (of_a ? 1.0f : scale) * (of_b ? kNear : 1.0f);
+        const float factor = kNear * (of_a ? 1.0f : scale) * (of_b ? kNear : 1.0f);
         float* const of_late = scores + which * kMatrix;
         float* const of_early = of_late + 4 * kMatrix;
         const int distance = lane.g - 2 * lane.q - (of_a ? 1 : 0);  // of a tile on the diagonal, least one

@@ -1,25 +1,24 @@
-// What kernels of wkv7's gradients of rows share: a chunk's inputs and results, how results are written, and the
-// gradients by definition, step by step, for chunks where a result is not finite.
+// What kernels of wkv7's gradients of rows share: a chunk's inputs and results; on tensor cores also how results are
+// written, and the gradients by definition, step by step, for chunks where a result is not finite.
 //
-// A Config has Value and W (both of 16 bits), kK, kV, kForm, kRowWarps, and kVec, elements per copy. State: dtype of S
-// and G in memory, float or bf16.
+// A Config of RowGradients has Value and W (both of 16 bits), kK, kV, kForm, kRowWarps, and kVec, elements per copy.
+// State: dtype of S and G in memory, float, bf16, or fp16 with scales (scaled_states.cuh).
 #pragma once
 
 #include "kgen/primitives/registers.cuh"
 #include "kgen/wkv7/checkpoints.cuh"
+#include "kgen/wkv7/scaled_states.cuh"
 #include "kgen/wkv7/tile_copier.cuh"
 
 namespace kgen::wkv7 {
 
+// The tensors of one chunk, from its first step on.
 template <class Config, class State>
-struct RowGradients {
+struct RowTensors {
     using Value = typename Config::Value;
     using W = typename Config::W;
     using StateType = State;
-    static_assert(sizeof(Value) == 2 && sizeof(W) == 2, "gradients of steps have 16 bits");
-    static constexpr auto kForm = Config::kForm;
-    static constexpr int kK = Config::kK, kV = Config::kV, kWarps = Config::kRowWarps;
-    static constexpr int kThreads = kWarps * kWarpSize, kKeys = 16 * kWarps;
+    static constexpr int kK = Config::kK, kV = Config::kV;
 
     // The block's first key; steps of the chunk; its first step in all tensors; the states.
     int first_key, steps;
@@ -30,6 +29,23 @@ struct RowGradients {
     Rows<Value> gr, gk, ga, gb;
     Rows<W> gw;
     float scale;
+    const float *state_scales = nullptr, *gradient_scales = nullptr;  // of the states, where they have any: [V]
+};
+
+template <class Config, class State>
+struct RowGradients : RowTensors<Config, State> {
+    using Tensors = RowTensors<Config, State>;
+    using Value = typename Config::Value;
+    using W = typename Config::W;
+    using Tensors::first_key, Tensors::steps, Tensors::gy, Tensors::r, Tensors::k, Tensors::v, Tensors::a, Tensors::b,
+        Tensors::w, Tensors::sa, Tensors::gsa, Tensors::state, Tensors::gradient, Tensors::gr, Tensors::gk, Tensors::ga,
+        Tensors::gb, Tensors::gw, Tensors::scale, Tensors::state_scales, Tensors::gradient_scales;
+    using Tensors::kK, Tensors::kV;
+    static_assert(sizeof(Value) == 2 && sizeof(W) == 2, "gradients of steps have 16 bits");
+    static constexpr auto kForm = Config::kForm;
+    static constexpr bool kRepeats = true;  // see backward_rows
+    static constexpr int kWarps = Config::kRowWarps;
+    static constexpr int kThreads = kWarps * kWarpSize, kKeys = 16 * kWarps;
 
     // The definition, a thread per key and every other step: products with zeros of a NaN or Inf of another step do not
     // occur. It takes hundreds of times as long.
@@ -43,6 +59,10 @@ struct RowGradients {
             for (int x = 0; x < kV; ++x) {
                 float s = to_float(state[i64{key} * kV + x]);
                 float g = to_float(gradient[i64{key} * kV + x]);
+                if constexpr (kScaled<State>) {
+                    s *= state_scales[x];
+                    g *= gradient_scales[x];
+                }
 #pragma unroll 1
                 for (int i = 0; i < t; ++i) s = after(s, i, key, x);
 #pragma unroll 1
@@ -90,8 +110,14 @@ private:
     }
 };
 
+// The same number. What depends on it is computed behind this point.
+KGEN_DEVICE i64 opaque_extent(i64 x) {
+    return i64{opaque(static_cast<int>(x >> 32))} << 32 | static_cast<u32>(opaque(static_cast<int>(x)));
+}
+
 // By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist. Block:
-// ChunkRows or QuotientRows. StepByStep is for the call of itself alone.
+// ChunkRows, QuotientRows or PreparedRows; kRepeats: whether it returns that it needs step_by_step. StepByStep is for
+// the call of itself alone.
 template <class Block, bool StepByStep = false, class Offset>
 KGEN_DEVICE void backward_rows(
     const Offset* cu_seqlens, i64 N, i64 T, i64 H,
@@ -110,7 +136,7 @@ KGEN_DEVICE void backward_rows(
     if (chunk.steps == 0) return;
     const i64 number = h * head_chunks<kSteps, kPresent<Offset>>(N, T) + index;
     const Span span{chunk.span.b, chunk.span.first + chunk.first, chunk.steps};
-    const Block rows{block * Block::kKeys,
+    Block rows{block * Block::kKeys,
                      chunk.steps,
                      step_pointer(x.gy, span, h),
                      step_pointer(x.r, span, h),
@@ -129,10 +155,22 @@ KGEN_DEVICE void backward_rows(
                      x.gb.head(span, h),
                      x.gw.head(span, h),
                      scale};
+    if constexpr (kScaled<typename Block::Base::StateType>) {
+        const i64 states = H * head_chunks<kSteps, kPresent<Offset>>(N, T);
+        typename Block::Base& its = rows;
+        its.state_scales = scales_of(x.states, states, kSize) + number * kV;
+        its.gradient_scales = scales_of(x.gradients, states, kSize) + number * kV;
+    }
     if constexpr (StepByStep) {
         rows.step_by_step();
+    } else if constexpr (!Block::kRepeats) {
+        rows();
     } else if (!rows()) {
-        backward_rows<Block, true>(cu_seqlens, N, T, H, x, scale);
+        if constexpr (Block::kOpaqueRepeat) {
+            backward_rows<Block, true>(cu_seqlens, opaque_extent(N), opaque_extent(T), opaque_extent(H), x, scale);
+        } else {
+            backward_rows<Block, true>(cu_seqlens, N, T, H, x, scale);
+        }
     }
 }
 

@@ -32,8 +32,8 @@
 // warp.
 //
 // Synchronisation: one block barrier per chunk. Between two barriers consumers read chunk n, and producers write the
-// inverse of n + 1, the scores of n + 2 and the rows of n + 3. The inputs come by cp.async, kStages - 1
-// chunks ahead, to the warps that read them.
+// inverse of n + 1, the scores of n + 2 and the rows of n + 3. With Pass::kConsumerScores consumers write the scores.
+// The inputs come by cp.async, kStages - 1 chunks ahead, to the warps that read them.
 //
 // A Config has W; kForm: of the decays; kK; kWarps, kRowWarps: of consumers and producers; kStages: chunks of inputs in
 // shared memory; kVec: elements per copy. Checkpoint: dtype of the states that are written, float or
@@ -59,12 +59,27 @@ struct ProducerChoice<Config, Pass, LevelLoop, true> {
                                   Config::kVec, Config::kStages>;
 };
 
+// The scores that consumers compute. A state is in their registers: of heads above 64 keys there is room for two tiles.
+struct NoScores {
+    template <class Buffers>
+    KGEN_DEVICE explicit NoScores(const Buffers&) {}
+};
+template <class Config, class Pass, bool Consumers = Pass::kConsumerScores>
+struct ScoresChoice {
+    using Type = NoScores;
+};
+template <class Config, class Pass>
+struct ScoresChoice<Config, Pass, true> {
+    using Type = QuotientScores<Pass, Config::kK, Config::kK <= 64 ? 4 : 2>;
+};
+
 template <class Config, class Pass, class Checkpoint = float, bool LevelLoop = false, int StateSteps = 16>
 struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, StateSteps> {
     using W = typename Config::W;
     using Tensors = ColumnTensors<bf16, W, Checkpoint, StateSteps>;
     using Buffers = ChunkBuffers<Config::kK, Pass>;
     using Producer = typename ProducerChoice<Config, Pass, LevelLoop>::Type;
+    using Scores = typename ScoresChoice<Config, Pass>::Type;
     using Copier = TileCopier<bf16, Config::kVec, Pass::kDirection>;
     using Order = ChunkOrder<Pass::kDirection>;
     static constexpr bool kBack = Pass::kDirection == Direction::backward;
@@ -141,11 +156,19 @@ private:
                           this->a, this->b, this->w);
 #pragma unroll 1
         for (int chunk = -kAhead; chunk < chunks; ++chunk) {
-            if (chunk + 2 >= 0 && chunk + 2 < chunks) producer.put_scores(chunk + 2);
+            if constexpr (!Pass::kConsumerScores)
+                if (chunk + 2 >= 0 && chunk + 2 < chunks) producer.put_scores(chunk + 2);
             if (chunk + 1 >= 0 && chunk + 1 < chunks) producer.put_inverse(chunk + 1);
             if (chunk + kAhead < chunks) producer.put_rows(chunk + kAhead);
             end_interval();
         }
+    }
+
+    // Of a consumer: its matrices of a chunk.
+    static KGEN_DEVICE void put_scores(const Scores& scores, int chunk) {
+#pragma unroll 1
+        for (int i = warp(); i < Scores::kMatrices; i += kWarps)
+            scores.put_score(chunk, Pass::kReadsR ? i : 3 * i);
     }
 
     // column: the first one of the warp in c and the outputs; `width` of c exist from there on.
@@ -159,8 +182,13 @@ private:
         };
 #pragma unroll
         for (int chunk = 0; chunk < kStages - 1; ++chunk) copy(chunk);
+        const Scores scores(buffers());
 #pragma unroll
-        for (int chunk = 0; chunk < kAhead; ++chunk) end_interval();
+        for (int chunk = 0; chunk < kAhead; ++chunk) {
+            if constexpr (Pass::kConsumerScores)
+                if (chunk >= 1 && chunk - 1 < order.chunks) put_scores(scores, chunk - 1);
+            end_interval();
+        }
         ColumnOutput<Config::kVec, Pass::kDirection> second(*this, column, order.first(0));
         SumsOutput<Config::kK, Config::kVec, Pass::kDirection, Checkpoint, StateSteps> first(
             *this, column, order.first(0));
@@ -174,6 +202,8 @@ private:
             } else if constexpr (Pass::kFirst) {
                 if (order.template is_checkpoint<StateSteps>(chunk)) first.write_state(state);
             }
+            if constexpr (Pass::kConsumerScores)
+                if (chunk + 2 < order.chunks) put_scores(scores, chunk + 2);
             Sums solved, read = {};
             consume(chunk, state, solved, read);
             if constexpr (Pass::kFirst) first.write(solved, nonfinite);
