@@ -24,8 +24,7 @@ CONFIGS = 3
 # The transforms of `fft` hold all points of a block in registers; more threads would hold fewer
 # each, and exchange them more often (decision 0030). `warp_specialized`, its form with segments and
 # `warp_specialized_tf32` of wkv7 have 128 registers for two blocks per SM; what they spill lies in
-# producers, whose warps are not the slower ones (decisions 0043, 0047, 0048 and 0053). Chunks of 32
-# steps of `wkv7_backward_rows` spill what only their repeat step by step needs (decision 0062).
+# producers, whose warps are not the slower ones (decisions 0043, 0047, 0048 and 0053).
 MAY_SPILL = {
     ("chunk_loop", "wkv_backward_chunks"),
     ("chunk_loop_packed", "wkv_backward_chunks"),
@@ -33,17 +32,14 @@ MAY_SPILL = {
     ("fft", "timex_forward"),
     ("warp_specialized", "wkv7_forward"),
     ("warp_specialized", "wkv7_backward_columns"),
-    ("warp_specialized", "wkv7_backward_rows"),
-    ("chunk_rows", "wkv7_backward_rows"),
-    ("chunk_loop", "wkv7_backward_rows"),
     ("warp_specialized_segments", "wkv7_forward"),
     ("warp_specialized_tf32", "wkv7_forward"),
     ("fft", "timex_backward_k"),
     ("fft", "timex_backward_w"),
 }
-# Kernels with arrays in local memory that only steps outside of the usual path read. Elsewhere such an
-# array is a mistake: a class that had a reference to one of its own members was kept there as a whole,
-# and every access to it was one of memory (decision 0029).
+# Kernels with arrays in local memory that only steps outside of the usual path read. Elsewhere such
+# an array is a mistake: a class that had a reference to one of its own members was kept there as a
+# whole, and every access to it was one of memory (decision 0029).
 MAY_HAVE_LOCAL_ARRAYS = {
     ("anchored", "wkv4_backward"),
     ("anchored", "wkv4_part_gradients"),

@@ -20,8 +20,8 @@ from kgen.search.feasible import is_feasible
 ENTRY = open_catalogue().entry("timex")
 # Sets of about one row of each case, with all of its steps.
 SIZES = Sizes(small=2**15, quick=2**14, pool=2**16, rows=2, beyond=65, fresh=1)
-# The problem, points of a transform, points of a thread, batch rows of a block, and whether the sum of
-# spectra waits in a workspace (backward).
+# The problem, points of a transform, points of a thread, batch rows of a block, and whether the sum
+# of spectra waits in a workspace (backward).
 CASES = (
     ("B=2,C=2,T=500,dtype=fp32", 512, 8, 2, False),
     ("B=3,C=1,T=1000,dtype=fp32", 1024, 16, 2, True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import c_int, c_void_p
+from ctypes import c_void_p
 
 import pytest
 import torch

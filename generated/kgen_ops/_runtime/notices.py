@@ -86,7 +86,7 @@ def note(miss: Miss) -> SafeCalls:
     if key not in _found:
         _found[key] = SafeCalls(miss)
         if os.environ.get(SILENCE) != "0":
-            why = "".join(f"\n  refused: {reason.splitlines()[0]:.200}" for reason in
+            why = "".join(f"\n  refused: {reason.splitlines()[0]:.400}" for reason in
                           miss.refused[:SHOWN])
             more = len(miss.refused) - SHOWN
             why += f"\n  refused: {more} more, see misses()" if more > 0 else ""

@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "71dbed5d302bcfd819119c6da2593255"
+HEADERS = "254369e684fd0cd837831a7d0e230501"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -1500,6 +1500,7 @@ BACKWARD = (
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
+            lambda call: call.chunk == 16 or not call.on_gpu,
         ),
         bind=backward_warp_specialized,
     ),
@@ -1611,6 +1612,7 @@ BACKWARD = (
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
+            lambda call: call.chunk == 16 or not call.on_gpu,
         ),
         bind=backward_chunk_loop,
     ),
@@ -1727,6 +1729,7 @@ BACKWARD = (
             lambda call: call.threads <= 64 or call.on_gpu,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
+            lambda call: call.chunk == 16 or not call.on_gpu,
         ),
         bind=backward_chunk_rows,
     ),

@@ -194,8 +194,11 @@ private:
             direct.template for_each<kThreads, 1>(
                 [&](int t, int) { return partial_sum<1>(x, t, lags, 0); }, store);
         } else {
-            direct.template for_each<kThreads, 8>(
-                [&](int t, int lane) { return partial_sum<8>(x, t, lags, lane); }, store);
+            // fp32: many outputs, next to the tip of the triangle and so of few terms. 16 bits: a few outputs that
+            // happen to be small, of many terms.
+            constexpr int kLanes = kSquares ? 8 : kWarpSize;
+            direct.template for_each<kThreads, kLanes>(
+                [&](int t, int lane) { return partial_sum<kLanes>(x, t, lags, lane); }, store);
         }
     }
 
@@ -257,15 +260,23 @@ private:
     KGEN_DEVICE float partial_sum(const T* x, int t, int lags, int lane) const {
         const int begin = Side == Triangle::lower ? max(0, t + 1 - lags) : t;
         const int end = Side == Triangle::lower ? t + 1 : min(columns_, t + lags);
-        // Four chains, because a long one loses more, and to have more loads under way.
         float sum[4] = {};
-        for (int first = begin + lane; first < end; first += 4 * Lanes) {
+        if constexpr (kSquares) {
+            // Four chains, because a long one loses more, and to have more loads under way.
+            for (int first = begin + lane; first < end; first += 4 * Lanes) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int col = first + i * Lanes;
-                if (col >= end) continue;
+                for (int i = 0; i < 4; ++i) {
+                    const int col = first + i * Lanes;
+                    if (col >= end) continue;
+                    const int d = Side == Triangle::lower ? t - col : col - t;
+                    sum[i] = fma(to_float(w_[columns_ - 1 - d]), to_float(x[col]), sum[i]);
+                }
+            }
+        } else {
+            // No condition inside the loop, so that the loads of several terms are under way.
+            for (int col = begin + lane; col < end; col += Lanes) {
                 const int d = Side == Triangle::lower ? t - col : col - t;
-                sum[i] = fma(to_float(w_[columns_ - 1 - d]), to_float(x[col]), sum[i]);
+                sum[0] = fma(to_float(w_[columns_ - 1 - d]), to_float(x[col]), sum[0]);
             }
         }
         return (sum[0] + sum[1]) + (sum[2] + sum[3]);

@@ -1,7 +1,7 @@
-// digest: 34bd9d0efe06
+// digest: a02bdc2f4d5f
 // Rendered by kgen from templates/wkv/forward_chunk_halving.cu.jinja
-// config: chunk_halving(copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, buffers=2, segments=8)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
+// config: chunk_halving(copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, buffers=2, lane_keys=2, segments=1)
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=fp32, final_state_dtype=fp32, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 forward on tensor cores, in a time that does not depend on the decays: a block loops over the chunks of
 // one head, or of one segment of its steps, with kBlockV value features of the state in registers.
 //
@@ -15,7 +15,7 @@
 namespace {
 
 using Value = kgen::bf16;
-using W = float;
+using W = kgen::bf16;
 using U = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::i64;
@@ -29,13 +29,13 @@ constexpr int kValueWarps = 4;  // warps side by side along the value features
 constexpr int kKeyWarps = 1;      // warps that split the keys of these features
 constexpr int kStages = 5;           // chunks in shared memory
 constexpr int kBuffers = 2;         // for rows with decays
-constexpr int kLaneKeys = 1;      // whose decays a lane has: 1 in 16 steps, or 2 in 4 steps
+constexpr int kLaneKeys = 2;      // whose decays a lane has: 1 in 16 steps, or 2 in 4 steps
 constexpr int kCopyBytes = 16;    // of one asynchronous copy
-constexpr int kSegments = 8;       // parts of T, one block each
+constexpr int kSegments = 1;       // parts of T, one block each
 constexpr int kMinBlocks = 2;    // blocks per SM that registers leave room for
 
 // Products are as accurate as fp32 if the state is returned.
-constexpr bool kReturned = kgen::kPresent<kgen::none>;
+constexpr bool kReturned = kgen::kPresent<float>;
 using Decay = kgen::HalvingRows<W, U, kForm, kBuffers, true, kLaneKeys == 2>;
 using Loop = kgen::HalvingLoop<Value, kReturned, kK, kV, kChunk, kValueTiles, kValueWarps, kKeyWarps,
                                kStages, kCopyBytes, Decay>;
