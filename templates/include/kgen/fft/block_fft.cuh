@@ -20,8 +20,8 @@
 // exp(-2 pi i (i j) / length), and leaves `radix` blocks of `stride` points. The inverse runs the passes backwards.
 //
 // Shared memory, kSmemBytes: f32x2 kept[Points], a spectrum that a thread puts aside, in the order [r][thread]; f32x2
-// roots[Points / 4], at root_place; float line[kLine] for exchanges. A line has a gap after every 32 points, so that the strides of a
-// pass meet different banks. Real and imaginary parts take turns on one line.
+// roots[Points / 4], at root_place; float line[kLine] for exchanges. A line has a gap after every 32 points, so that
+// the strides of a pass meet different banks. Real and imaginary parts take turns on one line.
 //
 // Synchronisation: an exchange has four barriers, the first of which protects the line's readers before it. They are
 // barriers of the block in the first pass. In later ones, where the points of a warp stay within it, they are barriers

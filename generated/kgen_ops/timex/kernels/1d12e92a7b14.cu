@@ -1,6 +1,6 @@
-// digest: 191b7f36004a
+// digest: 1d12e92a7b14
 // Rendered by kgen from templates/timex/forward_fft.cu.jinja
-// config: fft(points=8192, per_thread=16, rows=2, min_blocks=1)
+// config: fft(points=16384, per_thread=32, rows=1, min_blocks=1)
 // problem: dtype=fp32, w_dtype=fp32
 // timex forward by Fourier transforms within a block, some batch rows of a channel per block (toeplitz_fft.cuh).
 //
@@ -12,9 +12,9 @@ namespace {
 using T = float;
 using W = float;
 
-constexpr int kPoints = 8192;         // of a transform, at least T
-constexpr int kPerThread = 16;  // points in a thread's registers
-constexpr int kRows = 2;              // batch rows of a block
+constexpr int kPoints = 16384;         // of a transform, at least T
+constexpr int kPerThread = 32;  // points in a thread's registers
+constexpr int kRows = 1;              // batch rows of a block
 
 }  // namespace
 
