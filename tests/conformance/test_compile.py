@@ -46,7 +46,7 @@ MAY_HAVE_LOCAL_ARRAYS = {
     ("naive", "wkv4_backward"),
     ("split_t", "linear_attention_forward"),
 }
-LOCAL_BYTES = 16  # of a stack frame beside what is spilled
+LOCAL_BYTES = 64  # of a stack frame beside what is spilled: a few addresses are no such array
 
 each_operator = pytest.mark.parametrize("operator", open_catalogue().names)
 each_gpu = pytest.mark.parametrize("gpu_name", GPUS)
