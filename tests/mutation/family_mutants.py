@@ -971,7 +971,8 @@ FAMILIES = (
                     "return true;",
                     "kgen/wkv7/quotient_rows"),
         ),
-        {"chunk": 32},
+        {"split": 1, "tile": 1, "columns": 32, "tokens": 4, "stages": 1, "vec": 2, "chunk": 32,
+         "chunk_warps": 1, "chunk_blocks": 1},
     ),
     Family(
         "wkv7", "backward", "chunk_loop",
@@ -983,7 +984,8 @@ FAMILIES = (
             Mistake("checkpoints step by step", r"\(t \+ 1\) % StateSteps == 0 \|\| step == 0",
                     "(t + 1) % 16 == 0 || step == 0"),
         ),
-        {"chunk": 32},
+        {"warps": 1, "stages": 2, "vec": 8, "min_blocks": 1, "chunk": 32, "chunk_warps": 1,
+         "chunk_blocks": 1},
     ),
     Family(
         "wkv5_decode", "forward", "naive", _DECODE,
