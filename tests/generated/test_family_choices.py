@@ -33,7 +33,6 @@ CASES = (
     ("wkv5", "B=1,T=8192,H=24,D=64,dtype=bf16", "segments=", "warp_specialized("),
     # Few short rows: no more threads than a row has vectors.
     ("rmsnorm", "M=32,N=256,dtype=bf16", "lanes_per_row=32,", "lanes_per_row=512"),
-    ("rmsnorm", "M=48,N=64,dtype=bf16", "rows_in_registers", "lanes_per_row=256"),
     ("timex", "B=1,C=96,T=12000,dtype=fp32", "fft(points=16384", "column_chunks"),
     ("linear_attention", "B=4,H=3,T=65536,D=160,dtype=bf16,initial_state_dtype=fp32", "chunk_scan",
      "chunk_loop"),
