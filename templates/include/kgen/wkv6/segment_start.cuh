@@ -37,19 +37,19 @@ struct SegmentStart {
 #pragma unroll 1
         for (int i = 0; i < segments; ++i) {
             const int segment = Backward ? segments - 1 - i : i;
-            const float* sum = sums + segment * Config::kK * Config::kV;
+            const float* sum = sums + (segment * Config::kK + key) * Config::kV;
             float decay[2];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const bool there = key + 8 * half < Config::kK;
                 decay[half] = there ? decays[segment * Config::kK + key + 8 * half] : 0.0f;
             }
-            each(tile, key, [&](float& element, int half, int at) {
-                element = fma(element, decay[half], at >= 0 ? sum[at] : 0.0f);
+            each(tile, key, [&](float& element, int half, int value, bool there) {
+                element = fma(element, decay[half], there ? sum[8 * half * Config::kV + value] : 0.0f);
             });
         }
         float nonfinite = 0.0f;
-        each(tile, key, [&](float& element, int, int) { nonfinite = fma(element, 0.0f, nonfinite); });
+        each(tile, key, [&](float& element, int, int, bool) { nonfinite = fma(element, 0.0f, nonfinite); });
         if (wkv::is_finite(nonfinite)) return true;
         begin(tile, key0);
         step_by_step(tile, key);
@@ -78,14 +78,14 @@ private:
                 factor[half] = there ? to_float(keys.first[t * keys.stride + key + 8 * half]) : 0.0f;
             }
             const bf16* row = values.first + t * values.stride;
-            each(tile, key, [&](float& element, int half, int at) {
-                const float value = at >= 0 ? to_float(row[at % Config::kV]) : 0.0f;
-                element = fma(element, decay[half], factor[half] * (Backward ? scale * value : value));
+            each(tile, key, [&](float& element, int half, int value, bool there) {
+                const float x = there ? to_float(row[value]) : 0.0f;
+                element = fma(element, decay[half], factor[half] * (Backward ? scale * x : x));
             });
         }
     }
 
-    // visit(element, half, place in [K, V], below 0 if there is none). key: that of half 0.
+    // visit(element, half, value feature, whether the element exists). key: that of half 0.
     template <class Tile, class Visit>
     static KGEN_DEVICE void each(Tile& tile, int key, const Visit& visit) {
         constexpr int kTiles = sizeof(tile.at) / sizeof(tile.at[0]);
@@ -93,9 +93,10 @@ private:
         for (int i = 0; i < kTiles; ++i)
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const int value = 8 * i + 2 * mma_lane().q + j % 2, row = key + j / 2 * 8;
-                const bool there = row < Config::kK && value < Config::kV;
-                visit(tile.at[i][j], j / 2, there ? row * Config::kV + value : -1);
+                const int value = 8 * i + 2 * mma_lane().q + j % 2;
+                const bool there = (Config::kK % 16 == 0 || key + j / 2 * 8 < Config::kK) &&
+                                   (Config::kV % 16 == 0 || value < Config::kV);
+                visit(tile.at[i][j], j / 2, value, there);
             }
     }
 };
