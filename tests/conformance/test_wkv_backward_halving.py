@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from test_host import demand_verified
+import torch
+from test_host import BY_RANK, demand_verified, run_configs
 
 from kgen.catalogue import open_catalogue
-from kgen.model.problem import parse_problem
+from kgen.model.problem import Problem, parse_problem
+from kgen.model.record import Fate
+from kgen.operators.base import Operator
 
 FINAL = "final_state_dtype=fp32"
 PACKED = "cu_seqlens_dtype=int32"
@@ -50,6 +55,44 @@ def test_segments(
     operator: str, text: str, groups: int, copy_bytes: int, terms: int, segments: int
 ) -> None:
     demand("chunk_halving_segments", operator, text, groups, copy_bytes, terms, segments=segments)
+
+
+@pytest.mark.parametrize("name", ["k", "gy", "gfinal_state"])
+def test_an_inf_reaches_other_segments(name: str) -> None:
+    """0 * Inf is NaN: a product of a segment's decays is 0, where the decays of its steps are not."""
+
+    def with_inf(operator: Operator) -> Operator:
+        def make_inputs(
+            pass_name: str, problem: Problem, case: str, generator: torch.Generator,
+            device: torch.device,
+        ) -> dict[str, torch.Tensor]:  # fmt: skip
+            chosen = "normal" if case == "nonfinite" else case
+            inputs = operator.make_inputs(pass_name, problem, chosen, generator, device)
+            value = inputs[name]
+            if case == "nonfinite" and value.numel():
+                inputs["w"].clamp_(min=1.0)
+                for positive in ("r", "k", "v", "gy"):  # no sum has Inf and -Inf
+                    inputs[positive].abs_()
+                steps = problem.shape(("T",))[0]
+                last = min(steps, -(-steps // 128) * 32) - 1  # of the first segment
+                at = {"k": last, "gy": steps - 1, "gfinal_state": 0}[name]
+                value[0, at, 0, 3] = torch.inf
+            return inputs
+
+        return replace(operator, make_inputs=make_inputs, cases=("huge", "nonfinite"))
+
+    entry = open_catalogue().entry("wkv6")
+    variant = entry.space.variant("backward", "chunk_halving_segments")
+    text = f"B=1,H=1,T=160,K=32,V=16,dtype=bf16,w_dtype=bf16,decay_form=raw,{FINAL}"
+    problem = parse_problem(text, entry.operator.signature)
+    config = variant.config({
+        "groups": 2, "stages": 2, "copy_bytes": 16, "min_blocks": 1, "gradient_terms": 1,
+        "segments": 4,
+    })  # fmt: skip
+    for _, _, outcome in run_configs(
+        entry, variant, "host", [(problem, config)], (BY_RANK,), with_inf
+    ):
+        assert outcome.fate is Fate.VERIFIED, outcome.reason
 
 
 def demand(

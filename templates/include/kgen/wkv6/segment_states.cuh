@@ -1,16 +1,16 @@
-// What a segment of T adds to the state of wkv5 and wkv6, or to its gradient, where heads are few; bf16 operands (mma,
-// sm_80).
+// What a segment of T adds to the state of wkv5 and wkv6, or to the state's gradient, where heads are few; bf16
+// operands (mma, sm_80).
 //
 // A transition is diagonal. So with S_s the state before segment s, G_s its gradient, and sums over its steps t:
 //
-//     S_{s+1} = diag(P) S_s + L     P = the product of all d_t     L = sum_t diag(d_{t+1} ... d_last) k_t v_t^T
-//     G_s = diag(P) G_{s+1} + L     the same P                     L = scale * sum_t diag(d_first ... d_{t-1}) r_t gy_t^T
+//     S_{s+1} = diag(P) S_s + L     P = the product of all d_t    L = sum_t diag(d_{t+1} ... d_last) k_t v_t^T
+//     G_s = diag(P) G_{s+1} + L     the same P                    L = scale sum_t diag(d_first ... d_{t-1}) r_t gy_t^T
 //
 // The block loops over chunks of 32 steps. A warp has 16 keys and all of the block's value features, with L in
 // registers:
 //
 //     L = diag(d_0 ... d_31) L + K^T V     K_t = k_t d_{t+1} ... d_31
-//     L = L + R^T gy                       R_t = r_t d_first ... d_{t-1}, for the gradient
+//     L = L + R^T gy                       R_t = scale r_t d_first ... d_{t-1}, for the gradient
 //
 // by running products of decays, so every factor is at most 1. A lane has two keys and four consecutive steps of each
 // 16, in the order in which operand A has them: rows K never leave registers. Neighbouring lanes exchange the products
