@@ -572,8 +572,8 @@ FAMILIES = (
         (
             Mistake("sums of all segments before", r"segment\.segment, nullptr,",
                     "segment.segment > 0 ? 1 : 0, nullptr,"),
-            Mistake("sums of all segments behind", r"kSegments - 1 - segment\.segment, final_state",
-                    "segment.segment + 1 < kSegments ? 1 : 0, final_state"),
+            Mistake("sums of all segments behind", r"kSegments - 1 - segment\.segment,",
+                    "segment.segment + 1 < kSegments ? 1 : 0,"),
             Mistake("order of segments", r"Backward \? segments - 1 - i : i;", "i;"),
             Mistake("decay between segments", r"fma\(element, decay\[half\], there \?",
                     "fma(element, 1.0f, there ?"),

@@ -98,18 +98,18 @@ def chunk_halving_1(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher(
         "wkv_backward_states", "pppppqqqqqqqqqqqq", block=(128, 1, 1), smem=93312,
     )
-    grid_1_x = size_n * size_h
+    grid_1_x = size_n * size_h * 1
     launch_2 = file.launcher(
         "wkv_backward_gradients", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(384, 1, 1), smem=165376, pdl=grid_1_x > 0,
     )
-    grid_2_x = size_n * size_h
+    grid_2_x = size_n * size_h * 1
     launch_3 = file.launcher(
         "wkv_backward_reduce", "ppqq", block=(512, 1, 1), smem=0, pdl=grid_1_x > 0 or grid_2_x > 0,
     )
     grid_3_x = 1 * ceil_div(size_h * 64, 8)
     new_states = file.scratch(128 * (size_n * size_h * ceil_div(size_t, 16)) * 4 * 4, torch.float32)
-    new_gu_parts = file.scratch(size_n * size_h * 3 * 64, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * 1 * 3 * 64, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
@@ -321,16 +321,16 @@ def chunk_halving_2(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher(
         "wkv_backward_states", "pppppqqqqqqqqqqqq", block=(128, 1, 1), smem=93312,
     )
-    grid_1_x = size_n * size_h
+    grid_1_x = size_n * size_h * 1
     launch_2 = file.launcher(
         "wkv_backward_gradients", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(128, 1, 1), smem=70144,
     )
-    grid_2_x = size_n * size_h
+    grid_2_x = size_n * size_h * 1
     launch_3 = file.launcher("wkv_backward_reduce", "ppqq", block=(512, 1, 1), smem=0)
     grid_3_x = 1 * ceil_div(size_h * 64, 8)
     new_states = file.scratch(128 * (size_n * size_h * ceil_div(size_t, 16)) * 4 * 4, torch.float32)
-    new_gu_parts = file.scratch(size_n * size_h * 1 * 64, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * 1 * 1 * 64, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
@@ -437,18 +437,18 @@ def chunk_halving_3(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher(
         "wkv_backward_states", "pppppqqqqqqqqqqqq", block=(128, 1, 1), smem=72320,
     )
-    grid_1_x = size_n * size_h
+    grid_1_x = size_n * size_h * 1
     launch_2 = file.launcher(
         "wkv_backward_gradients", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(384, 1, 1), smem=177664, pdl=grid_1_x > 0,
     )
-    grid_2_x = size_n * size_h
+    grid_2_x = size_n * size_h * 1
     launch_3 = file.launcher(
         "wkv_backward_reduce", "ppqq", block=(512, 1, 1), smem=0, pdl=grid_1_x > 0 or grid_2_x > 0,
     )
     grid_3_x = 1 * ceil_div(size_h * 64, 8)
     new_states = file.scratch(128 * (size_n * size_h * ceil_div(size_t, 16)) * 4 * 4, torch.float32)
-    new_gu_parts = file.scratch(size_n * size_h * 3 * 64, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * 1 * 3 * 64, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
@@ -1977,7 +1977,7 @@ BACKWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="75dbc028b1b8",
+        kernel="c55cd6d1dfa7",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, pdl=true)"
@@ -1992,7 +1992,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="47d6e6426f9e",
+        kernel="3829194dea5a",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=3, chunk=32, block_v=32, stages=4, "
@@ -2008,7 +2008,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="a34dcc57d23f",
+        kernel="cf411d76f4f1",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=1, stages=4, gradient_terms=2)"
@@ -2023,7 +2023,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="fc7f78067486",
+        kernel="ff52fdff413e",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, pdl=true)"
@@ -2038,7 +2038,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="62ce8c5267cd",
+        kernel="1bc28bce0492",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
@@ -2054,7 +2054,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="45fcc8264900",
+        kernel="77110cbd9104",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -2070,7 +2070,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="1d88234c5213",
+        kernel="953e4c2c9962",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -2086,7 +2086,7 @@ BACKWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="a95605d0e959",
+        kernel="8d0572269919",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
@@ -2102,7 +2102,7 @@ BACKWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="aaaf73a2243c",
+        kernel="9145d3d7a8e7",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "
@@ -2174,7 +2174,7 @@ FORWARD = (
         dims=(1, 1, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="dc9e17d2e7eb",
+        kernel="f21449549641",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -2189,7 +2189,7 @@ FORWARD = (
         dims=(1, 1, 8192, 24, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="43b5ebbcf57c",
+        kernel="d5ad79fba6aa",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -2244,7 +2244,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="1c4304985dfa",
+        kernel="f9a80ea7af97",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"

@@ -1,4 +1,4 @@
-// digest: a95605d0e959
+// digest: 8d0572269919
 // Rendered by kgen from templates/wkv/backward_chunk_loop.cu.jinja
 // config: chunk_loop(copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, sequential_chunks=false, pdl=true)
 // problem: K=64, V=64, dtype=fp16, w_dtype=fp32, u_dtype=fp16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log

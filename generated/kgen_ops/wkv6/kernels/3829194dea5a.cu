@@ -1,4 +1,4 @@
-// digest: 47d6e6426f9e
+// digest: 3829194dea5a
 // Rendered by kgen from templates/wkv/backward_chunk_loop.cu.jinja
 // config: chunk_loop(copy_bytes=16, min_blocks=3, chunk=32, block_v=32, stages=4, sequential_chunks=false)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
