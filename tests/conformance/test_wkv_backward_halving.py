@@ -1,4 +1,4 @@
-"""wkv5's and wkv6's backward pass by halving: w in bf16, ragged extents, groups of warps, segments."""
+"""wkv5's and wkv6's backward pass by halving: ragged extents, groups of warps, segments of T."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_segments(
 
 @pytest.mark.parametrize("name", ["k", "gy", "gfinal_state"])
 def test_an_inf_reaches_other_segments(name: str) -> None:
-    """0 * Inf is NaN: a product of a segment's decays is 0, where the decays of its steps are not."""
+    """0 * Inf is NaN: a segment's product of decays may be 0 where no decay of a step is."""
 
     def with_inf(operator: Operator) -> Operator:
         def make_inputs(

@@ -1285,6 +1285,12 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
         call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype == 'fp16'
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "few_heads": lambda call: (
+        call.on_gpu and 8 <= call.N * call.H <= call.sm_count // 2 and (call.B * call.T * call.H >=
+        256 * call.sm_count) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16') and
+        (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.decay_form !=
+        'decay')
+    ),
 }
 
 BACKWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1391,6 +1397,12 @@ BACKWARD_CHUNK_LOOP_PACKED_NAMED: dict[str, Callable[[Call], Any]] = {
         call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype == 'fp16'
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "few_heads": lambda call: (
+        call.on_gpu and 8 <= call.N * call.H <= call.sm_count // 2 and (call.B * call.T * call.H >=
+        256 * call.sm_count) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16') and
+        (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.decay_form !=
+        'decay')
+    ),
 }
 
 BACKWARD_CHUNK_LOOP_SLICES_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1442,6 +1454,12 @@ BACKWARD_CHUNK_LOOP_SLICES_NAMED: dict[str, Callable[[Call], Any]] = {
         call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype == 'fp16'
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "few_heads": lambda call: (
+        call.on_gpu and 8 <= call.N * call.H <= call.sm_count // 2 and (call.B * call.T * call.H >=
+        256 * call.sm_count) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16') and
+        (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.decay_form !=
+        'decay')
+    ),
 }
 
 BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1574,6 +1592,7 @@ BACKWARD = (
                 call.copy_bytes == 16 or call.K * call.itemsize % (2 * call.copy_bytes) != 0 or
                 call.V * call.itemsize % (2 * call.copy_bytes) != 0
             ),
+            lambda call: not call.few_heads,
             lambda call: (call.chunk_smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.block_v <= call.padded_values,
             lambda call: call.stages == 2 or call.T > 32 * (call.stages - 1),
@@ -1740,7 +1759,6 @@ BACKWARD = (
         first=(
             (16, 1, 3, 3, 2, False, 8),
             (16, 1, 3, 4, 2, False, 4),
-            (16, 2, 2, 3, 1, False, 8),
         ),
         named=BACKWARD_CHUNK_HALVING_SEGMENTS_NAMED,
         is_safe=False,
@@ -1847,7 +1865,7 @@ BACKWARD = (
             lambda call: call.gradient_terms == 2 or not call.per_step or (not call.on_gpu),
             lambda call: 2 * call.sequence_heads <= call.sm_count or not call.on_gpu,
             lambda call: (
-                7 * call.rounds * call.resident <= 8 * call.sequence_heads * call.segments and
+                3 * call.rounds * call.resident <= 4 * call.sequence_heads * call.segments and
                 call.rounds <= 2 or not call.on_gpu
             ),
             lambda call: call.B * call.T >= 128 * call.N * call.segments or not call.on_gpu,
@@ -1948,6 +1966,7 @@ BACKWARD = (
                 call.copy_bytes == 16 or call.K * call.itemsize % (2 * call.copy_bytes) != 0 or
                 call.V * call.itemsize % (2 * call.copy_bytes) != 0
             ),
+            lambda call: not call.few_heads,
             lambda call: (call.chunk_smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.block_v <= call.padded_values,
             lambda call: call.stages == 2 or call.T > 32 * (call.stages - 1),
@@ -2073,6 +2092,7 @@ BACKWARD = (
                 call.copy_bytes == 16 or call.K * call.itemsize % (2 * call.copy_bytes) != 0 or
                 call.V * call.itemsize % (2 * call.copy_bytes) != 0
             ),
+            lambda call: not call.few_heads,
             lambda call: (call.chunk_smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.block_v <= call.padded_values,
             lambda call: call.stages == 2 or call.T > 32 * (call.stages - 1),
