@@ -46,12 +46,6 @@ KGEN_DEVICE float power_of_two(int exponent) {
     return bit_cast<float>(static_cast<u32>(exponent + 127) << 23);
 }
 
-// Returns value * 2^exponent, for an exponent of -252 to 252, also where 2^exponent is no fp32 number.
-KGEN_DEVICE float times_power_of_two(float value, int exponent) {
-    const int half = exponent / 2;
-    return value * power_of_two(half) * power_of_two(exponent - half);
-}
-
 // The scale of a row: a power of two, or 0 for a row with NaN or Inf, which the transforms take as zeros.
 class RowScale {
 public:

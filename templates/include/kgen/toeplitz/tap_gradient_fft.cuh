@@ -77,15 +77,17 @@ private:
 #pragma unroll 1
         for (int squared = 0; squared <= (kSquares ? 1 : 0); ++squared) {
             const Magnitudes found = correlate(sums, squared == 1, totals);
-            const int columns = opaque(columns_);  // else all addresses would wait in registers
             if (squared == 0) {
                 accuracy = accuracy_of(found, totals, maxima);
+                const int left = opaque(columns_) - thread_rank();
+                const float half = power_of_two(exponent / 2), other = power_of_two(exponent - exponent / 2);
+                W* gw = gw_ + (left - 1);
 #pragma unroll
                 for (int r = 0; r < PerThread; ++r) {
-                    const int d = Fft::point(r);
-                    if (d >= columns) continue;
-                    gw_[columns - 1 - d] = from_float<W>(times_power_of_two(sums[r], exponent));
-                    if (!accuracy.is_accurate(sums[r])) doubtful |= 1u << r;
+                    if (r * kThreads < left) {
+                        gw[-r * kThreads] = from_float<W>(sums[r] * half * other);
+                        if (!accuracy.is_accurate(sums[r])) doubtful |= 1u << r;
+                    }
                 }
             } else {
 #pragma unroll
@@ -129,12 +131,11 @@ private:
     };
 
     KGEN_DEVICE void load(float (&re)[PerThread], const T* row) const {
-        const int columns = opaque(columns_);
+        const int left = opaque(columns_) - thread_rank();
+        row += thread_rank();
 #pragma unroll
-        for (int r = 0; r < PerThread; ++r) {
-            const int t = Fft::point(r);
-            re[r] = t < columns ? to_float(row[t]) : 0.0f;
-        }
+        for (int r = 0; r < PerThread; ++r)
+            re[r] = r * kThreads < left ? to_float(row[r * kThreads]) : 0.0f;
     }
 
     // The scaled gradient of tap d of each point, or with `squared` the sum of the squares of its terms. Errors of the

@@ -88,21 +88,22 @@ private:
 
 namespace detail {
 
-// Adds Terms products a[i] * b[i * Step], of every `Lanes`-th from `lane` on: a lane's part of a sum. Four chains,
-// because a long one loses more, and to have more loads under way.
+// A lane's part of the sum of a[i] * b[i * Step] over 0 <= i < terms: every Lanes-th product from `lane` on. Four
+// chains, because a long one loses more, and to have more loads under way.
 template <int Lanes, int Step, class A, class B>
 KGEN_DEVICE float partial_dot(const A* a, const B* b, int terms, int lane) {
     float sum[4] = {};
-    int i = lane;
-    for (; i + 3 * Lanes < terms; i += 4 * Lanes) {
+    a += lane;
+    b += lane * Step;
+    int left = terms - lane;
+#pragma unroll 2
+    for (; left > 3 * Lanes; left -= 4 * Lanes, a += 4 * Lanes, b += 4 * Lanes * Step) {
 #pragma unroll
-        for (int k = 0; k < 4; ++k)
-            sum[k] = fma(to_float(a[i + k * Lanes]), to_float(b[Step * (i + k * Lanes)]), sum[k]);
+        for (int k = 0; k < 4; ++k) sum[k] = fma(to_float(a[k * Lanes]), to_float(b[k * Lanes * Step]), sum[k]);
     }
 #pragma unroll
     for (int k = 0; k < 3; ++k)
-        if (i + k * Lanes < terms)
-            sum[k] = fma(to_float(a[i + k * Lanes]), to_float(b[Step * (i + k * Lanes)]), sum[k]);
+        if (left > k * Lanes) sum[k] = fma(to_float(a[k * Lanes]), to_float(b[k * Lanes * Step]), sum[k]);
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
@@ -240,20 +241,17 @@ private:
     // The values of a row, or the taps for row -1. Opaque: else what depends on `columns` would stay in registers from
     // one transform to the next.
     KGEN_DEVICE void load(float (&re)[PerThread], int row) const {
-        const int columns = opaque(columns_);
+        const int left = opaque(columns_) - thread_rank();
         if (row < 0) {
+            const W* w = w_ + (left - 1);
 #pragma unroll
-            for (int r = 0; r < PerThread; ++r) {
-                const int t = Fft::point(r);
-                re[r] = t < columns ? to_float(w_[columns - 1 - t]) : 0.0f;
-            }
+            for (int r = 0; r < PerThread; ++r)
+                re[r] = r * kThreads < left ? to_float(w[-r * kThreads]) : 0.0f;
         } else {
-            const T* x = x_ + row * stride_;
+            const T* x = x_ + (row * stride_ + thread_rank());
 #pragma unroll
-            for (int r = 0; r < PerThread; ++r) {
-                const int t = Fft::point(r);
-                re[r] = t < columns ? to_float(x[t]) : 0.0f;
-            }
+            for (int r = 0; r < PerThread; ++r)
+                re[r] = r * kThreads < left ? to_float(x[r * kThreads]) : 0.0f;
         }
     }
 
@@ -281,12 +279,8 @@ private:
 
     // Bit r is set if point r is inside the row.
     KGEN_DEVICE u32 inside() const {
-        const int columns = opaque(columns_);
-        u32 bits = 0;
-#pragma unroll
-        for (int r = 0; r < PerThread; ++r)
-            if (Fft::point(r) < columns) bits |= 1u << r;
-        return bits;
+        const int points = ceil_div(max(columns_ - thread_rank(), 0), kThreads);
+        return points == 0 ? 0u : 0xffffffffu >> (32 - points);
     }
 
     // Bit r is set if |y| of point r does not show that it is accurate; and if the squares of its terms do not.
@@ -322,13 +316,13 @@ private:
     }
 
     KGEN_DEVICE void store(const float (&scaled)[PerThread], int row, RowScale scale) const {
-        const int exponent = taps_.exponent() + scale.exponent(), columns = opaque(columns_);
-        T* y = y_ + row * stride_;
+        const int exponent = taps_.exponent() + scale.exponent();
+        const float half = power_of_two(exponent / 2), other = power_of_two(exponent - exponent / 2);
+        const int left = opaque(columns_) - thread_rank();
+        T* y = y_ + (row * stride_ + thread_rank());
 #pragma unroll
-        for (int r = 0; r < PerThread; ++r) {
-            const int t = Fft::point(r);
-            if (t < columns) y[t] = from_float<T>(times_power_of_two(scaled[r], exponent) + bias_);
-        }
+        for (int r = 0; r < PerThread; ++r)
+            if (r * kThreads < left) y[r * kThreads] = from_float<T>(scaled[r] * half * other + bias_);
     }
 
     // A lane's part of output t, or u, of a row: its terms with the taps of the first `lags` lags.
