@@ -316,10 +316,13 @@ private:
                 rotate<Forward>(re[i], im[i], j == 0 ? f32x2{1.0f, 0.0f} : root);
             }
         } else {
+            // Factor k = 8 a + b is that of 8 a times that of b, so that eight of them are in registers at a time.
             const f32x2* roots = roots_ + first_root(Pass) + j;
-            f32x2 factor[kRadix], power = {1.0f, 0.0f};
-            factor[0] = Pass == 0 ? roots[(kLog - 1) * kStride] : power;
-            if constexpr (Pass == 0) rotate<Forward>(re[0], im[0], factor[0]);
+            f32x2 power = {1.0f, 0.0f}, low[8] = {power}, high = power;
+            if constexpr (Pass == 0) {
+                low[0] = roots[(kLog - 1) * kStride];
+                rotate<Forward>(re[0], im[0], low[0]);
+            }
             int top = 0, bit = 0;  // the highest bit of k, and the row of its root
 #pragma unroll
             for (int k = 1; k < kRadix; ++k) {
@@ -328,8 +331,15 @@ private:
                     top = k;
                     ++bit;
                 }
-                factor[k] = k == top && Pass > 0 ? power : complex_mul(factor[k - top], power);
-                rotate<Forward>(re[k], im[k], factor[k]);
+                f32x2 factor;
+                if (k < 8) {
+                    factor = k == top && Pass > 0 ? power : complex_mul(low[k - top], power);
+                    low[k] = factor;
+                } else {
+                    if (k % 8 == 0) high = k == 24 ? complex_mul(high, roots[3 * kStride]) : power;
+                    factor = k % 8 == 0 && Pass > 0 ? high : complex_mul(low[k % 8], high);
+                }
+                rotate<Forward>(re[k], im[k], factor);
             }
         }
     }

@@ -161,9 +161,11 @@ private:
         // those of rows share one place in the code, which would else exceed an SM's instruction cache.
         float re[PerThread], im[PerThread], taps = 0.0f, taps_peak = 0.0f;
 #pragma unroll 1
-        for (int squared = 0; squared <= (kSquares ? 1 : 0); ++squared) {
+        for (int round = 0; round <= (kSquares ? 1 : 0); ++round) {
+            const int squared = opaque(round);
 #pragma unroll 1
-            for (int row = -1; row < rows_; ++row) {
+            for (int next = -1; next < rows_; ++next) {
+                const int row = opaque(next);  // else the compiler would copy the loop's body for row -1
                 RowScale scale = taps_;
                 FftAccuracy<T> accuracy{};
                 float total[2] = {}, largest[2] = {};
