@@ -110,13 +110,18 @@ private:
         float largest[2] = {};
 #pragma unroll 1
         for (i64 b = 0; b < batch_; ++b) {
-            float g[PerThread], x[PerThread];
-            load(g, g_ + b * stride_);
-            load(x, x_ + b * stride_);
+#pragma unroll 1
+            for (int operand = 0; operand < 2; ++operand) {
+                float values[PerThread];
+                load(values, (operand == 0 ? g_ : x_) + b * stride_);
+                float most = 0.0f;
 #pragma unroll
-            for (int r = 0; r < PerThread; ++r) {
-                largest[0] = Max::apply(largest[0], abs(g[r]));
-                largest[1] = Max::apply(largest[1], abs(x[r]));
+                for (int r = 0; r < PerThread; ++r) most = Max::apply(most, abs(values[r]));
+                if (operand == 0) {
+                    largest[0] = Max::apply(largest[0], most);
+                } else {
+                    largest[1] = Max::apply(largest[1], most);
+                }
             }
         }
         maxima(largest);

@@ -158,19 +158,20 @@ private:
         fft_.init();
 
         // First the outputs, then for fp32 the sums of their terms' squares. Row -1 are the taps: their transform and
-        // those of rows share one place in the code, which would else exceed an SM's instruction cache.
+        // those of rows share one place in the code, which would else exceed an SM's instruction cache: counters are
+        // opaque, or the compiler would copy the body of the first turns.
         float re[PerThread], im[PerThread], taps = 0.0f, taps_peak = 0.0f;
 #pragma unroll 1
-        for (int round = 0; round <= (kSquares ? 1 : 0); ++round) {
-            const int squared = opaque(round);
+        for (int round = opaque(0); round < (kSquares ? 2 : 1); round = opaque(round + 1)) {
+            const bool squared = kSquares && round == 1;
 #pragma unroll 1
             for (int next = -1; next < rows_; ++next) {
-                const int row = opaque(next);  // else the compiler would copy the loop's body for row -1
+                const int row = opaque(next);
                 RowScale scale = taps_;
                 FftAccuracy<T> accuracy{};
                 float total[2] = {}, largest[2] = {};
                 load(re, row);
-                if (squared == 0) {
+                if (!squared) {
                     find_largest(re, largest);
                     maxima(largest);
                     scale = RowScale::of_largest(largest[0]);
@@ -179,7 +180,7 @@ private:
                 }
 #pragma unroll
                 for (int r = 0; r < PerThread; ++r) re[r] = scale.apply(re[r]);
-                if (squared == 0) {
+                if (!squared) {
 #pragma unroll
                     for (int r = 0; r < PerThread; ++r) total[0] += re[r] * re[r];
                 } else {
@@ -198,7 +199,7 @@ private:
 #pragma unroll
                     for (int r = 0; r < PerThread; ++r) total[1] += re[r] * re[r] + im[r] * im[r];
                 }
-                if (squared == 0) {
+                if (!squared) {
                     sums(total);
                     maxima(peak);
                     if (row < 0) {
@@ -214,7 +215,7 @@ private:
                 if (row < 0) continue;
                 fft_.untwist(re, im);
                 u32 doubtful = 0;
-                if (squared == 0) {
+                if (!squared) {
                     // Read after barriers, those of the next transform.
                     if (kSquares && thread_rank() == 0) {
                         scales[row] = scale;
@@ -227,7 +228,7 @@ private:
                     doubtful = doubtful_[row * kThreads + thread_rank()] &
                                squares_in_doubt(accuracies[row], re);
                 }
-                if (squared == (kSquares ? 1 : 0)) {
+                if (squared == kSquares) {
                     // Others read the line.
                     sync_block();
                     const bool finite = taps_.is_finite() && scale.is_finite();
