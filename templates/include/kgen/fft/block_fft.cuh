@@ -87,6 +87,68 @@ KGEN_DEVICE void small_dft(float (&re)[R], float (&im)[R]) {
     }
 }
 
+// Returns i with its log2(Count) bits in reverse.
+template <int Count>
+KGEN_DEVICE constexpr int reversed_bits(int i) {
+    int result = 0;
+    for (int bit = 1; bit < Count; bit *= 2) result = 2 * result + (i / bit & 1);
+    return result;
+}
+
+// Butterflies of Size and more points: a + w b and a - w b of every block of Size values, w = root(Size, i), or its
+// conjugate. 2 a - (a + w b) takes two instructions less than a - w b.
+template <int R, int Size, bool Forward, class Root>
+KGEN_DEVICE void layers(float (&re)[R], float (&im)[R], const Root& root) {
+    constexpr int kQuarter = Size > 4 ? Size / 4 : 1;
+#pragma unroll
+    for (int i = 0; i < kQuarter; ++i) {
+        const f32x2 w = root.template at<Size>(i);
+        const float sine = Forward ? w.y : -w.y;
+#pragma unroll
+        for (int turned = 0; turned < (Size > 2 ? 2 : 1); ++turned) {
+            // Of a quarter turn on, -i w, or i times its conjugate.
+            const float c = turned == 0 ? w.x : Forward ? sine : -sine;
+            const float s = turned == 0 ? sine : Forward ? -w.x : w.x;
+#pragma unroll
+            for (int block = 0; block < R; block += Size) {
+                const int a = block + i + turned * kQuarter, b = a + Size / 2;
+                const float x = fma(-s, im[b], fma(c, re[b], re[a]));
+                const float y = fma(s, re[b], fma(c, im[b], im[a]));
+                re[b] = fma(2.0f, re[a], -x);
+                im[b] = fma(2.0f, im[a], -y);
+                re[a] = x;
+                im[a] = y;
+            }
+        }
+    }
+    if constexpr (Size < R) layers<R, 2 * Size, Forward>(re, im, root);
+}
+
+// The roots of `layers` for a transform of values i times ratio^i, given the ratio's powers 1, 2, 4, .. R / 2.
+template <int R>
+struct GeometricRoots {
+    f32x2 power[6];
+
+    template <int Size>
+    KGEN_DEVICE f32x2 at(int i) const {
+        constexpr int kPower = log2_of(R / Size);
+        return i == 0 ? power[kPower] : complex_mul(power[kPower], root_of_128(i * (128 / Size)));
+    }
+    static KGEN_DEVICE constexpr int log2_of(int x) { return x < 2 ? 0 : 1 + log2_of(x / 2); }
+};
+
+// The same for the ratio exp(-2 pi i / (2 R)), or for 1: of odd and of even lanes.
+template <int R>
+struct NeighbourRoots {
+    bool is_odd;
+
+    template <int Size>
+    KGEN_DEVICE f32x2 at(int i) const {
+        const f32x2 even = root_of_128(i * (128 / Size)), odd = root_of_128(i * (128 / Size) + 64 / Size);
+        return is_odd ? odd : even;
+    }
+};
+
 // What a place of a line has: a complex number, or a part of one.
 template <bool Wide>
 struct LineValue {
@@ -262,8 +324,11 @@ private:
         if constexpr (of_lanes(Pass)) {
             add_neighbours(re, im);
         } else {
-            if constexpr (Pass + 1 < kPasses) twiddle<Pass, false>(re, im);
-            butterflies<Pass, false>(re, im);
+            if constexpr (Pass + 1 < kPasses) {
+                twiddled_butterfly<Pass>(re, im);
+            } else {
+                butterflies<Pass, false>(re, im);
+            }
         }
         if constexpr (Pass > 0) {
             if constexpr (!of_lanes(Pass)) exchange<Pass, Pass - 1>(re, im);
@@ -298,6 +363,43 @@ private:
                 re[m + i] = x[i];
                 im[m + i] = y[i];
             }
+        }
+    }
+
+    // A butterfly of the inverse of values i times the conjugates of root^(i j), root = exp(-2 pi i / length), and in
+    // pass 0 of q^j. Factors in each layer of the butterfly take fewer instructions than before it.
+    template <int Pass>
+    KGEN_DEVICE void twiddled_butterfly(float (&re)[PerThread], float (&im)[PerThread]) const {
+        constexpr int kRadix = radix(Pass), kStride = stride(Pass);
+        const int j = opaque(thread_rank()) % kStride;
+        float x[kRadix], y[kRadix];
+#pragma unroll
+        for (int i = 0; i < kRadix; ++i) {
+            const int k = detail::reversed_bits<kRadix>(i);
+            x[i] = re[k];
+            y[i] = im[k];
+        }
+        if constexpr (!in_table(Pass)) {
+            detail::layers<kRadix, 2, false>(x, y, detail::NeighbourRoots<kRadix>{j != 0});
+        } else {
+            const f32x2* roots = roots_ + first_root(Pass) + j;
+            detail::GeometricRoots<kRadix> ratio;
+#pragma unroll
+            for (int i = 0; i + 1 < kLog; ++i) ratio.power[i] = roots[i * kStride];
+            f32x2 last = complex_mul(ratio.power[kLog - 2], ratio.power[kLog - 2]);
+            if constexpr (Pass == 0) {
+                const f32x2 base = roots[(kLog - 1) * kStride];
+#pragma unroll
+                for (int i = 0; i < kRadix; i += 2) rotate<false>(x[i], y[i], base);
+                last = complex_mul(base, last);
+            }
+            ratio.power[kLog - 1] = last;
+            detail::layers<kRadix, 2, false>(x, y, ratio);
+        }
+#pragma unroll
+        for (int i = 0; i < kRadix; ++i) {
+            re[i] = x[i];
+            im[i] = y[i];
         }
     }
 
