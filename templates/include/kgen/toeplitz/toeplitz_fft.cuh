@@ -44,11 +44,12 @@ public:
     // neighbours, so that their sums read the same cache lines.
     template <int Bits, class Output>
     KGEN_DEVICE void add(u32 wanted, Output output) {
+        if (!any(wanted != 0)) return;
         int total = 0;
 #pragma unroll
         for (int r = 0; r < Bits; ++r) total += count_lanes(ballot((wanted >> r & 1) != 0));
         int place = 0;
-        if (lane_id() == 0 && total > 0) place = atomic_add(count_, total);
+        if (lane_id() == 0) place = atomic_add(count_, total);
         place = shfl(place, 0);
         const u32 earlier = (1u << lane_id()) - 1u;
 #pragma unroll
@@ -160,7 +161,11 @@ private:
         // First the outputs, then for fp32 the sums of their terms' squares. Row -1 are the taps: their transform and
         // those of rows share one place in the code, which would else exceed an SM's instruction cache: counters are
         // opaque, or the compiler would copy the body of the first turns.
-        float re[PerThread], im[PerThread], taps = 0.0f, taps_peak = 0.0f;
+        // If registers suffice, the values of the next turn are loaded before a turn's last transform, which hides the
+        // time they take.
+        constexpr bool kAhead = PerThread <= 16;
+        float re[PerThread], im[PerThread], values[PerThread], taps = 0.0f, taps_peak = 0.0f;
+        if (kAhead) load(values, -1);
 #pragma unroll 1
         for (int round = opaque(0); round < (kSquares ? 2 : 1); round = opaque(round + 1)) {
             const bool squared = kSquares && round == 1;
@@ -170,7 +175,9 @@ private:
                 RowScale scale = taps_;
                 FftAccuracy<T> accuracy{};
                 float total[2] = {}, largest[2] = {};
-                load(re, row);
+                if (!kAhead) load(values, row);
+#pragma unroll
+                for (int r = 0; r < PerThread; ++r) re[r] = values[r];
                 if (!squared) {
                     find_largest(re, largest);
                     maxima(largest);
@@ -188,6 +195,7 @@ private:
                 }
                 fft_.forward(re, im);
                 float peak[2] = {largest_square(re, im), 0.0f};
+                if (kAhead) load(values, row + 1 < rows_ ? row + 1 : -1);
                 if (row < 0) {
                     fft_.keep(re, im);
                     // Before the next `forward`.
