@@ -75,9 +75,10 @@ private:
         FftAccuracy<W> accuracy;
         u32 doubtful = 0;
 #pragma unroll 1
-        for (int squared = 0; squared <= (kSquares ? 1 : 0); ++squared) {
-            const Magnitudes found = correlate(sums, squared == 1, totals);
-            if (squared == 0) {
+        for (int round = opaque(0); round < (kSquares ? 2 : 1); round = opaque(round + 1)) {
+            const bool squared = kSquares && round == 1;
+            const Magnitudes found = correlate(sums, squared, totals);
+            if (!squared) {
                 accuracy = accuracy_of(found, totals, maxima);
                 const int left = opaque(columns_) - thread_rank();
                 const float half = power_of_two(exponent / 2), other = power_of_two(exponent - exponent / 2);
