@@ -95,6 +95,8 @@ public:
     KGEN_DEVICE bool is_accurate_by_squares(float squares) const {
         return squares - error_of_squares_ >= least_;
     }
+    // The same, of the exact sum of some of the terms' squares.
+    KGEN_DEVICE bool is_accurate_by_terms(float squares) const { return squares >= least_; }
 
 private:
     float least_, error_of_squares_;

@@ -40,13 +40,29 @@ public:
         __shared__ int count;
         DirectOutputs direct(fft_.line(), &count);
         direct.start();
+        FftAccuracy<W> accuracy;
+        bool finite = false;
         if (columns_ <= kShortRow) {
             sync_block();
             direct.template add<1>(thread_rank() < columns_ ? 1u : 0u, [](int) { return thread_rank(); });
         } else {
-            transform(direct);
+            accuracy = transform(direct);
+            finite = g_scale_.is_finite() && x_scale_.is_finite();
         }
         direct.template for_each<kThreads, kWarpSize>(
+            // 16 bits: as in toeplitz_fft.cuh.
+            [&](int d, int lane) {
+                if (kSquares || !finite) return false;
+                float squares = 0.0f;
+                for (i64 b = 0; b < min(batch_, i64{4}); ++b) {
+                    float term = 0.0f;
+                    if (d + lane < columns_)
+                        term = g_scale_.apply(to_float(g_[b * stride_ + d + lane])) *
+                               x_scale_.apply(to_float(x_[b * stride_ + lane]));
+                    squares += term * term;
+                }
+                return accuracy.is_accurate_by_terms(lanes_sum<kWarpSize>(squares));
+            },
             [&](int d, int lane) {
                 float sum = 0.0f;
                 for (i64 b = 0; b < batch_; ++b)
@@ -60,8 +76,8 @@ private:
     using Sums = GroupSum<kThreads, 1, 2>;
     using Maxima = GroupMax<kThreads, 1, 2>;
 
-    // Stores all taps' gradients, and lists those that are not accurate.
-    KGEN_DEVICE void transform(DirectOutputs& direct) {
+    // Stores all taps' gradients, and lists those that may not be accurate.
+    KGEN_DEVICE FftAccuracy<W> transform(DirectOutputs& direct) {
         __shared__ typename Sums::Scratch sums_scratch;
         __shared__ typename Maxima::Scratch maxima_scratch;
         Sums totals(sums_scratch);
@@ -105,6 +121,7 @@ private:
                 if (Fft::point(r) < columns_) doubtful |= 1u << r;
         }
         direct.template add<PerThread>(doubtful, [](int r) { return Fft::point(r); });
+        return accuracy;
     }
 
     KGEN_DEVICE void find_scales(Maxima& maxima) {

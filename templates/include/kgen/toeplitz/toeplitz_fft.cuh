@@ -62,16 +62,18 @@ public:
     }
 
     // For each output: Lanes lanes call terms(output, lane) for their part of the sum, and one calls
-    // store(output, sum). Many lanes suit long sums, and few lanes have more outputs at work.
-    template <int Threads, int Lanes, class Terms, class Store>
-    KGEN_DEVICE void for_each(Terms terms, Store store) const {
+    // store(output, sum). Many lanes suit long sums, and few lanes have more outputs at work. An output for which
+    // settled(output, lane) holds is left as it is; all lanes get the same answer. It may have shuffles if Lanes is 32.
+    template <int Threads, int Lanes, class Settled, class Terms, class Store>
+    KGEN_DEVICE void for_each(Settled settled, Terms terms, Store store) const {
         sync_block();
         const int count = *count_, lane = thread_rank() % Lanes;
         // All lanes of a warp take part in its sums, also those without an output.
         for (int first = thread_rank() / kWarpSize * (kWarpSize / Lanes); first < count;
              first += Threads / Lanes) {
             const int i = first + lane_id() / Lanes;
-            const int output = i < count ? static_cast<int>(outputs_[i]) : -1;
+            int output = i < count ? static_cast<int>(outputs_[i]) : -1;
+            if (output >= 0 && settled(output, lane)) output = -1;
             const float sum = lanes_sum<Lanes>(output >= 0 ? terms(output, lane) : 0.0f);
             if (output >= 0 && lane == 0) store(output, sum);
         }
@@ -136,7 +138,7 @@ public:
             sync_block();
             for (int row = 0; row < rows_; ++row) {
                 direct.template add<1>(thread_rank() < columns_ ? 1u : 0u, [](int) { return thread_rank(); });
-                sum_directly(direct, row, columns_);
+                sum_directly(direct, row, columns_, RowScale{}, FftAccuracy<T>{}, false);
                 direct.finish();
                 sync_block();
             }
@@ -242,7 +244,7 @@ private:
                     const bool finite = taps_.is_finite() && scale.is_finite();
                     direct.template add<PerThread>(
                         finite ? doubtful : inside(), [](int r) { return Fft::point(r); });
-                    sum_directly(direct, row, finite ? lags_ : columns_);
+                    sum_directly(direct, row, finite ? lags_ : columns_, scale, accuracy, finite);
                     direct.finish();
                 }
             }
@@ -310,19 +312,33 @@ private:
         return bits;
     }
 
-    KGEN_DEVICE void sum_directly(const DirectOutputs& direct, int row, int lags) const {
+    // `accuracy` is used for 16 bits and a row that is finite.
+    KGEN_DEVICE void sum_directly(const DirectOutputs& direct, int row, int lags, RowScale scale,
+                                  FftAccuracy<T> accuracy, bool finite) const {
         const T* x = x_ + row * stride_;
         T* y = y_ + row * stride_;
         const auto store = [&](int t, float sum) { y[t] = from_float<T>(sum + bias_); };
+        const auto unsettled = [](int, int) { return false; };
         if (lags <= kShortRow) {
             direct.template for_each<kThreads, 1>(
-                [&](int t, int) { return partial_sum<1>(x, t, lags, 0); }, store);
+                unsettled, [&](int t, int) { return partial_sum<1>(x, t, lags, 0); }, store);
+        } else if constexpr (kSquares) {
+            // Many outputs, next to the tip of the triangle and so of few terms.
+            direct.template for_each<kThreads, 8>(
+                unsettled, [&](int t, int lane) { return partial_sum<8>(x, t, lags, lane); }, store);
         } else {
-            // fp32: many outputs, next to the tip of the triangle and so of few terms. 16 bits: a few outputs that
-            // happen to be small, of many terms.
-            constexpr int kLanes = kSquares ? 8 : kWarpSize;
-            direct.template for_each<kThreads, kLanes>(
-                [&](int t, int lane) { return partial_sum<kLanes>(x, t, lags, lane); }, store);
+            // A few outputs that happen to be small, of many terms. For most of them the squares of some terms are
+            // enough to show that they are accurate.
+            direct.template for_each<kThreads, kWarpSize>(
+                [&](int t, int lane) {
+                    const int terms = Side == Triangle::lower ? t + 1 : columns_ - t;
+                    float term = 0.0f;
+                    if (lane < terms)
+                        term = taps_.apply(to_float(w_[columns_ - 1 - lane])) *
+                               scale.apply(to_float(x[Side == Triangle::lower ? t - lane : t + lane]));
+                    return finite && accuracy.is_accurate_by_terms(lanes_sum<kWarpSize>(term * term));
+                },
+                [&](int t, int lane) { return partial_sum<kWarpSize>(x, t, lags, lane); }, store);
         }
     }
 
