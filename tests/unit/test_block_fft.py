@@ -21,8 +21,7 @@ each_size = pytest.mark.parametrize(
 
 
 def smem_bytes(points: int, per_thread: int, wide: bool) -> int:
-    roots = points // per_thread * (per_thread.bit_length() - 1)
-    roots += points // (8 if per_thread < 16 else 64)
+    roots = points // per_thread * (per_thread.bit_length() - 1) + points // 32 + 256
     line = 8 * (points + points // 16) if wide else 4 * (points + points // 32)
     return 8 * (points + roots) + line
 

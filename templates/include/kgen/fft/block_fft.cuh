@@ -192,7 +192,7 @@ class BlockFft {
 public:
     static constexpr int kThreads = Points / PerThread;
     static constexpr int kLine = Points + Points / kGap;
-    static constexpr int kRoots = kLog * kThreads + Points / (PerThread < 16 ? 8 : 64);
+    static constexpr int kRoots = kLog * kThreads + Points / 32 + 256;
     static constexpr int kSmemBytes = 8 * (Points + kRoots) + static_cast<int>(sizeof(Value)) * kLine;
 
     // `smem` is the begin of the map above.
@@ -213,6 +213,7 @@ public:
     KGEN_DEVICE void init() {
         roots_[(kLog - 1) * kThreads + thread_rank()] =
             unit_root(static_cast<float>(thread_rank()) * (-0.5f / Points));
+        static_assert(first_forward_root(kPasses) <= kRoots, "the table has room");
         fill_roots<0>();
         sync_block();
     }
@@ -270,28 +271,61 @@ private:
         return pass + 1 == kPasses && radix(pass) == 2;
     }
 
-    // Where the roots of a pass are in the table, [log2 of the power][j]. After those of pass 0 are the q^j.
+    static KGEN_DEVICE constexpr int log2_of(int x) { return x < 2 ? 0 : 1 + log2_of(x / 2); }
+
+    // Where the roots of a pass of the inverse are in the table, [log2 of the power][j]. After those of pass 0 are q^j.
     static KGEN_DEVICE constexpr int first_root(int pass) {
         int first = 0;
-        for (int i = 0; i < pass; ++i) first += (i == 0 ? kLog : kLog - 1) * stride(i);
+        for (int i = 0; i < pass; ++i)
+            if (in_table(i)) first += (i == 0 ? kLog : kLog - 1) * stride(i);
         return first;
     }
-    // Whether the roots of a pass are in the table. Those of two lanes are constants.
+    // Whether the roots of a pass of the inverse are in the table. Those of two lanes are constants.
     static KGEN_DEVICE constexpr bool in_table(int pass) {
         return pass + 1 < kPasses && !of_lanes(pass + 1);
+    }
+
+    // Where the roots of a pass of `forward` are, [digit of the block][its value][log2 of the power]. A block's number
+    // has the digits of the frequency so far, in reverse, and its ratio is a product of a root for each digit. The
+    // last pass before one of lanes has the power 1/2, too.
+    static KGEN_DEVICE constexpr int first_forward_root(int pass) {
+        int first = first_root(kPasses);
+        for (int i = 1; i < pass; ++i) first += i * PerThread * forward_rows(i);
+        return first;
+    }
+    static KGEN_DEVICE constexpr int forward_rows(int pass) {
+        return of_lanes(pass) ? 0 : log2_of(radix(pass)) - 1 + (of_lanes(pass + 1) ? 1 : 0);
+    }
+    // Returns digit `digit` of the frequency of a block of a pass, the lowest first.
+    template <int Pass>
+    static KGEN_DEVICE int digit_of(int block, int digit) {
+        return block >> (kLog * (Pass - 1 - digit)) & (PerThread - 1);
     }
 
     template <int Pass>
     KGEN_DEVICE void fill_roots() {
         if constexpr (in_table(Pass)) {
             constexpr int kStride = stride(Pass);
-            static_assert(first_root(Pass) + kLog * kStride <= kRoots, "the table has room");
             for (int k = thread_rank(); k < (kLog - 1) * kStride; k += kThreads) {
                 const float turns = static_cast<float>((k % kStride) << (k / kStride));
                 roots_[first_root(Pass) + k] = unit_root(turns * (-2.0f / length(Pass)));
             }
-            fill_roots<Pass + 1>();
         }
+        if constexpr (Pass > 0 && !of_lanes(Pass)) {
+            constexpr int kRows = forward_rows(Pass);
+            for (int k = thread_rank(); k < Pass * PerThread * kRows; k += kThreads) {
+                const int digit = k / (PerThread * kRows), value = k / kRows % PerThread;
+                // In units of a turn by 1 / (points of the passes so far): digit d has PerThread^d of them.
+                const float frequency = static_cast<float>(value << (kLog * digit)) + (digit == 0 ? 0.25f : 0.0f);
+                const float power = power_of_root(k % kRows - (of_lanes(Pass + 1) ? 1 : 0));
+                roots_[first_forward_root(Pass) + k] =
+                    unit_root(-2.0f * frequency * power * (static_cast<float>(stride(Pass)) / Points));
+            }
+        }
+        if constexpr (Pass + 1 < kPasses) fill_roots<Pass + 1>();
+    }
+    static KGEN_DEVICE float power_of_root(int log2) {
+        return log2 < 0 ? 0.5f : static_cast<float>(1 << log2);
     }
 
     // Returns the constant part of the factor of point r.
@@ -308,11 +342,18 @@ private:
     template <int Pass>
     KGEN_DEVICE void down(float (&re)[PerThread], float (&im)[PerThread]) {
         if constexpr (of_lanes(Pass)) {
+            rotate_for_neighbours(re, im);
             add_neighbours(re, im);
         } else {
-            butterflies<Pass, true>(re, im);
+            if constexpr (Pass == 0) {
+                detail::small_dft<PerThread, true>(re, im);
+            } else {
+                constexpr int kRadix = radix(Pass), kButterflies = PerThread / kRadix;
+#pragma unroll
+                for (int m = 0; m < kButterflies; ++m)
+                    twiddled_forward<Pass>(re, im, m, opaque(thread_rank()) / stride(Pass) * kButterflies + m);
+            }
             if constexpr (Pass + 1 < kPasses) {
-                twiddle<Pass, true>(re, im);
                 if constexpr (!of_lanes(Pass + 1)) exchange<Pass, Pass + 1>(re, im);
                 down<Pass + 1>(re, im);
             }
@@ -325,9 +366,9 @@ private:
             add_neighbours(re, im);
         } else {
             if constexpr (Pass + 1 < kPasses) {
-                twiddled_butterfly<Pass>(re, im);
+                twiddled_inverse<Pass>(re, im);
             } else {
-                butterflies<Pass, false>(re, im);
+                butterflies<Pass>(re, im);
             }
         }
         if constexpr (Pass > 0) {
@@ -346,7 +387,8 @@ private:
         }
     }
 
-    template <int Pass, bool Forward>
+    // Butterflies of the inverse without factors.
+    template <int Pass>
     static KGEN_DEVICE void butterflies(float (&re)[PerThread], float (&im)[PerThread]) {
         constexpr int kRadix = radix(Pass);
 #pragma unroll
@@ -357,7 +399,7 @@ private:
                 x[i] = re[m + i];
                 y[i] = im[m + i];
             }
-            detail::small_dft<kRadix, Forward>(x, y);
+            detail::small_dft<kRadix, false>(x, y);
 #pragma unroll
             for (int i = 0; i < kRadix; ++i) {
                 re[m + i] = x[i];
@@ -366,83 +408,96 @@ private:
         }
     }
 
-    // A butterfly of the inverse of values i times the conjugates of root^(i j), root = exp(-2 pi i / length), and in
-    // pass 0 of q^j. Factors in each layer of the butterfly take fewer instructions than before it.
+    // Butterfly m of pass Pass of `forward`, of block `block`, with the factors ratio^r. The factors that a thread's
+    // values have in common wait for later passes, where they are a power of a ratio.
     template <int Pass>
-    KGEN_DEVICE void twiddled_butterfly(float (&re)[PerThread], float (&im)[PerThread]) const {
-        constexpr int kRadix = radix(Pass), kStride = stride(Pass);
-        const int j = opaque(thread_rank()) % kStride;
-        float x[kRadix], y[kRadix];
+    KGEN_DEVICE void twiddled_forward(float (&re)[PerThread], float (&im)[PerThread], int m, int block) const {
+        constexpr int kRadix = radix(Pass), kRows = forward_rows(Pass);
+        constexpr bool kHasBase = kRows > log2_of(kRadix) - 1;
+        f32x2 power[kRows];
 #pragma unroll
-        for (int i = 0; i < kRadix; ++i) {
-            const int k = detail::reversed_bits<kRadix>(i);
-            x[i] = re[k];
-            y[i] = im[k];
+        for (int digit = 0; digit < Pass; ++digit) {
+            const f32x2* roots = roots_ + first_forward_root(Pass) +
+                                 (digit * PerThread + digit_of<Pass>(block, digit)) * kRows;
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) power[i] = digit == 0 ? roots[i] : complex_mul(power[i], roots[i]);
         }
+        if constexpr (kHasBase) {
+            // Of odd lanes; see rotate_for_neighbours.
+            if (thread_rank() % 2 == 0) power[0] = {1.0f, 0.0f};
+        }
+        twiddled<Pass, kHasBase, true>(re, im, m, power[0], power + (kHasBase ? 1 : 0));
+    }
+
+    // The butterfly of pass Pass of `inverse`, of values i times the conjugates of root^(i j), root =
+    // exp(-2 pi i / length), and in pass 0 of q^j.
+    template <int Pass>
+    KGEN_DEVICE void twiddled_inverse(float (&re)[PerThread], float (&im)[PerThread]) const {
+        constexpr int kStride = stride(Pass);
+        const int j = opaque(thread_rank()) % kStride;
         if constexpr (!in_table(Pass)) {
-            detail::layers<kRadix, 2, false>(x, y, detail::NeighbourRoots<kRadix>{j != 0});
+            float x[PerThread], y[PerThread];
+            reverse_bits<PerThread>(re, im, 0, x, y);
+            detail::layers<PerThread, 2, false>(x, y, detail::NeighbourRoots<PerThread>{j != 0});
+            put_back<PerThread>(x, y, re, im, 0);
         } else {
             const f32x2* roots = roots_ + first_root(Pass) + j;
-            detail::GeometricRoots<kRadix> ratio;
+            f32x2 power[kLog - 1], base = {1.0f, 0.0f};
 #pragma unroll
-            for (int i = 0; i + 1 < kLog; ++i) ratio.power[i] = roots[i * kStride];
-            f32x2 last = complex_mul(ratio.power[kLog - 2], ratio.power[kLog - 2]);
-            if constexpr (Pass == 0) {
-                const f32x2 base = roots[(kLog - 1) * kStride];
-#pragma unroll
-                for (int i = 0; i < kRadix; i += 2) rotate<false>(x[i], y[i], base);
-                last = complex_mul(base, last);
-            }
-            ratio.power[kLog - 1] = last;
-            detail::layers<kRadix, 2, false>(x, y, ratio);
-        }
-#pragma unroll
-        for (int i = 0; i < kRadix; ++i) {
-            re[i] = x[i];
-            im[i] = y[i];
+            for (int i = 0; i + 1 < kLog; ++i) power[i] = roots[i * kStride];
+            if constexpr (Pass == 0) base = roots[(kLog - 1) * kStride];
+            twiddled<Pass, Pass == 0, false>(re, im, 0, base, power);
         }
     }
 
-    // Multiplies value i by root^(i j), root = exp(-2 pi i / length), and in pass 0 by q^j. The table has the powers
-    // 1, 2, 4, .. R / 4 of root^j, and the others are products of these: a chain of squares would multiply the error
-    // of its first root.
-    template <int Pass, bool Forward>
-    KGEN_DEVICE void twiddle(float (&re)[PerThread], float (&im)[PerThread]) const {
-        constexpr int kRadix = radix(Pass), kStride = stride(Pass);
-        static_assert(kRadix == PerThread, "a thread has one butterfly of each pass but the last");
-        const int j = opaque(thread_rank()) % kStride;
-        if constexpr (!in_table(Pass)) {
+    // A butterfly of values r times base * ratio^r, given the ratio's powers 1, 2, 4, .. R / 4. The last one is a
+    // square; a chain of squares would multiply the error of its first root. Factors in the layers of the butterfly
+    // take fewer instructions than before it.
+    template <int Pass, bool HasBase, bool Forward>
+    static KGEN_DEVICE void twiddled(float (&re)[PerThread], float (&im)[PerThread], int m, f32x2 base,
+                                     const f32x2* power) {
+        constexpr int kRadix = radix(Pass), kLast = log2_of(kRadix) - 1;
+        float x[kRadix], y[kRadix];
+        reverse_bits<kRadix>(re, im, m, x, y);
+        detail::GeometricRoots<kRadix> ratio;
 #pragma unroll
-            for (int i = 1; i < kRadix; ++i) {
-                const f32x2 root = root_of_128(i * (64 / kRadix));
-                rotate<Forward>(re[i], im[i], j == 0 ? f32x2{1.0f, 0.0f} : root);
-            }
-        } else {
-            // Factor k = 8 a + b is that of 8 a times that of b, so that eight of them are in registers at a time.
-            const f32x2* roots = roots_ + first_root(Pass) + j;
-            f32x2 power = {1.0f, 0.0f}, low[8] = {power}, high = power;
-            if constexpr (Pass == 0) {
-                low[0] = roots[(kLog - 1) * kStride];
-                rotate<Forward>(re[0], im[0], low[0]);
-            }
-            int top = 0, bit = 0;  // the highest bit of k, and the row of its root
+        for (int i = 0; i < kLast; ++i) ratio.power[i] = power[i];
+        ratio.power[kLast] = complex_mul(power[kLast - 1], power[kLast - 1]);
+        if constexpr (HasBase) {
 #pragma unroll
-            for (int k = 1; k < kRadix; ++k) {
-                if ((k & (k - 1)) == 0) {
-                    power = 2 * k < kRadix ? roots[bit * kStride] : complex_mul(power, power);
-                    top = k;
-                    ++bit;
-                }
-                f32x2 factor;
-                if (k < 8) {
-                    factor = k == top && Pass > 0 ? power : complex_mul(low[k - top], power);
-                    low[k] = factor;
-                } else {
-                    if (k % 8 == 0) high = k == 24 ? complex_mul(high, roots[3 * kStride]) : power;
-                    factor = k % 8 == 0 && Pass > 0 ? high : complex_mul(low[k % 8], high);
-                }
-                rotate<Forward>(re[k], im[k], factor);
-            }
+            for (int i = 0; i < kRadix; i += 2) rotate<Forward>(x[i], y[i], base);
+            ratio.power[kLast] = complex_mul(base, ratio.power[kLast]);
+        }
+        detail::layers<kRadix, 2, Forward>(x, y, ratio);
+        put_back<kRadix>(x, y, re, im, m);
+    }
+
+    template <int R>
+    static KGEN_DEVICE void reverse_bits(const float (&re)[PerThread], const float (&im)[PerThread], int m,
+                                         float (&x)[R], float (&y)[R]) {
+#pragma unroll
+        for (int i = 0; i < R; ++i) {
+            x[i] = re[m * R + detail::reversed_bits<R>(i)];
+            y[i] = im[m * R + detail::reversed_bits<R>(i)];
+        }
+    }
+    template <int R>
+    static KGEN_DEVICE void put_back(const float (&x)[R], const float (&y)[R], float (&re)[PerThread],
+                                     float (&im)[PerThread], int m) {
+#pragma unroll
+        for (int i = 0; i < R; ++i) {
+            re[m * R + i] = x[i];
+            im[m * R + i] = y[i];
+        }
+    }
+
+    // Before a last pass of radix 2 of `forward`, the part of the factors that depends on the value.
+    static KGEN_DEVICE void rotate_for_neighbours(float (&re)[PerThread], float (&im)[PerThread]) {
+        const bool is_odd = thread_rank() % 2 != 0;
+#pragma unroll
+        for (int i = 1; i < PerThread; ++i) {
+            const f32x2 root = root_of_128(i * (64 / PerThread));
+            rotate<true>(re[i], im[i], is_odd ? root : f32x2{1.0f, 0.0f});
         }
     }
 
