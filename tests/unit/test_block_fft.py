@@ -31,7 +31,8 @@ def convolved(a: Tensor, b: Tensor, per_thread: int, wide: bool) -> Tensor:
     points = len(a)
     rows = [x.float().contiguous() for x in (a, b)]
     y = torch.full((points, 2), torch.nan)
-    host_builds().kernel("block_fft", f"convolve_{points}_by_{per_thread}_{str(wide).lower()}").launch(
+    name = f"convolve_{points}_by_{per_thread}_{str(wide).lower()}"
+    host_builds().kernel("block_fft", name).launch(
         grid=(1,), block=(points // per_thread,), seed=1,
         smem_bytes=smem_bytes(points, per_thread, wide),
         args=[c_void_p(x.data_ptr()) for x in (*rows, y)],

@@ -9,7 +9,8 @@ KGEN_DEVICE void convolve(const float* a, const float* b, float* y) {
     constexpr int kLog = PerThread == 4 ? 2 : PerThread == 8 ? 3 : PerThread / 16 + 3;
     constexpr int kRoots = Points / PerThread * kLog + Points / 32 + 256;
     constexpr int kLine = Wide ? 8 * (Points + Points / 16) : 4 * (Points + Points / 32);
-    static_assert(Fft::kSmemBytes == 8 * (Points + kRoots) + kLine, "the formula of search_spaces/timex.yaml");
+    static_assert(Fft::kSmemBytes == 8 * (Points + kRoots) + kLine,
+                  "the formula of search_spaces/timex.yaml");
     Fft fft(kgen::dynamic_smem<kgen::f32x2>());
     fft.init();
     float re[PerThread], im[PerThread];

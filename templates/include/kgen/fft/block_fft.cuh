@@ -17,15 +17,16 @@
 //
 // Algorithm. Decimation in frequency by passes of radix up to PerThread: a pass with blocks of `length` points
 // transforms the points j, j + stride, j + 2 stride, ... of a block (length = radix * stride), multiplies result i by
-// exp(-2 pi i (i j) / length), and leaves `radix` blocks of `stride` points. The inverse runs the passes backwards. A
-// last pass of radix 2 has its two points in neighbouring lanes, and takes a shuffle instead of an exchange.
+// exp(-2 pi i (i j) / length), and leaves `radix` blocks of `stride` points. The inverse runs the passes backwards.
+// Factors wait for the layers of the butterfly that reads the values: a + w b and a - w b take six FMAs there. A last
+// pass of radix 2 has its two points in neighbouring lanes, and takes a shuffle instead of an exchange.
 //
 // Point r of thread j is n = j + r * kThreads. Of its twist, q^(r kThreads) is a constant, and q^j is the same for all
-// points of a thread: it goes through the first butterfly, and is a part of the factors after it.
+// points of a thread: it goes through the first butterfly, and is a part of the factors of later ones.
 //
 // Shared memory, kSmemBytes: f32x2 kept[Points], a spectrum that a thread puts aside, in the order [r][thread]; f32x2
-// roots[kRoots], see `twiddle`; a line of kLine values for exchanges. With Wide a value is f32x2, else a float, and real
-// and imaginary parts take turns. A line has gaps, so that the strides of a pass meet different banks.
+// roots[kRoots], see first_root; a line of kLine values for exchanges. With Wide a value is f32x2, else a float, and
+// real and imaginary parts take turns. A line has gaps, so that the strides of a pass meet different banks.
 //
 // Synchronisation. In an exchange a thread writes the places that it read in the exchange before, in every order of
 // `forward` and `inverse` but one: before a `forward` that follows a `forward`, or another use of the line, the caller

@@ -135,15 +135,6 @@ KGEN_DEVICE bool any(bool predicate, u32 mask = kFullMask) { return ballot(predi
 // Whether the predicates of all lanes of `mask` are true.
 KGEN_DEVICE bool all(bool predicate, u32 mask = kFullMask) { return ballot(!predicate, mask) == 0; }
 
-// Returns how many lanes a set has.
-KGEN_DEVICE int count_lanes(u32 lanes) {
-#if KGEN_HOST
-    return __builtin_popcount(lanes);
-#else
-    return __popc(lanes);
-#endif
-}
-
 // Returns the mask of the caller's group of `Lanes` consecutive lanes, for code that only some groups of a warp
 // execute. If the whole warp executes the code, kFullMask is cheaper: no mask is computed.
 template <int Lanes>

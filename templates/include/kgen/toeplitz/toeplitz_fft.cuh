@@ -26,6 +26,15 @@ namespace kgen {
 // Rows of at most so many values are summed directly: hardly any of their outputs would be accurate.
 constexpr int kShortRow = 32;
 
+// Returns how many lanes a set has.
+KGEN_DEVICE int count_lanes(u32 lanes) {
+#if KGEN_HOST
+    return __builtin_popcount(lanes);
+#else
+    return __popc(lanes);
+#endif
+}
+
 // A list of outputs in shared memory: threads add to it, and groups of lanes share its entries. The order of its warps
 // does not matter to results. There may be at most 65536 outputs.
 //
