@@ -1,7 +1,7 @@
-// digest: c5fd00f0770f
+// digest: 1731542e3858
 // Rendered by kgen from templates/wkv/backward_chunk_loop.cu.jinja
-// config: chunk_loop(copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, sequential_chunks=false)
-// problem: K=100, V=72, dtype=fp32, w_dtype=fp32, u_dtype=fp32, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
+// config: chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, sequential_chunks=false)
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 backward on tensor cores. All sums are in a fixed order.
 //
 //     wkv_backward_states  loops over the steps, forward with the state and backward with its gradient, and writes
@@ -18,18 +18,18 @@
 
 namespace {
 
-using Value = float;
+using Value = kgen::bf16;
 using W = float;
-using U = float;
+using U = kgen::bf16;
 using kgen::i64;
 using kgen::u32;
 using kgen::wkv::ChunkIndex;
 using kgen::wkv::Rows;
 
-constexpr int kK = 100;
-constexpr int kV = 72;
-constexpr int kChunk = 32;                     // steps between two checkpoints
-constexpr int kBlockV = 16;                  // value features of a block, first kernel
+constexpr int kK = 64;
+constexpr int kV = 64;
+constexpr int kChunk = 64;                     // steps between two checkpoints
+constexpr int kBlockV = 32;                  // value features of a block, first kernel
 constexpr int kStages = 4;                   // buffers of 32 steps in its shared memory
 constexpr int kCopyBytes = 16;            // of one asynchronous copy
 constexpr int kMinBlocks = 1;            // blocks per SM that registers leave room for

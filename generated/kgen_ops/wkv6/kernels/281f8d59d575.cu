@@ -1,6 +1,6 @@
-// digest: f3f0dd782d63
+// digest: 281f8d59d575
 // Rendered by kgen from templates/wkv/backward_chunk_loop.cu.jinja
-// config: chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, sequential_chunks=true, stagger_kcycles=40)
+// config: chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, sequential_chunks=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 backward on tensor cores. All sums are in a fixed order.
 //
@@ -34,7 +34,7 @@ constexpr int kStages = 4;                   // buffers of 32 steps in its share
 constexpr int kCopyBytes = 16;            // of one asynchronous copy
 constexpr int kMinBlocks = 1;            // blocks per SM that registers leave room for
 constexpr bool kSequential = true;   // one block per head loops over its chunks
-constexpr int kStaggerKcycles = 40;  // delay of an SM's later blocks
+constexpr int kStaggerKcycles = 0;  // delay of an SM's later blocks
 constexpr bool kPdl = false;                        // programmatic dependent launch
 constexpr bool kLevelScores = false;       // scores and gv on tensor cores
 

@@ -1,6 +1,6 @@
-// digest: d768b00442d8
+// digest: c7ac7c86e40f
 // Rendered by kgen from templates/wkv/backward_chunk_loop.cu.jinja
-// config: chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, sequential_chunks=true)
+// config: chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, sequential_chunks=true, stagger_kcycles=40)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 backward on tensor cores. All sums are in a fixed order.
 //
@@ -34,7 +34,7 @@ constexpr int kStages = 4;                   // buffers of 32 steps in its share
 constexpr int kCopyBytes = 16;            // of one asynchronous copy
 constexpr int kMinBlocks = 1;            // blocks per SM that registers leave room for
 constexpr bool kSequential = true;   // one block per head loops over its chunks
-constexpr int kStaggerKcycles = 0;  // delay of an SM's later blocks
+constexpr int kStaggerKcycles = 40;  // delay of an SM's later blocks
 constexpr bool kPdl = false;                        // programmatic dependent launch
 constexpr bool kLevelScores = false;       // scores and gv on tensor cores
 

@@ -1,4 +1,4 @@
-// digest: 4d0bf5d95ee1
+// digest: 4571a3b5372a
 // Rendered by kgen from templates/wkv/backward_chunk_halving.cu.jinja
 // config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, pdl=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
@@ -41,6 +41,7 @@ struct Config {
     static constexpr int kGroups = 3;  // of warps, which take chunks in turn
     static constexpr int kVec = kCopyBytes / static_cast<int>(sizeof(Value));
     static constexpr int kTerms = 2;  // bf16 terms of the state's gradient in products with v and S
+    static constexpr int kSegments = 1;
 };
 
 using Loop = kgen::wkv6::GradientLoop<Config>;
@@ -140,7 +141,7 @@ wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
         step_pointer(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}, span, h),
         step_pointer(Rows<const W>{w, w_stride_B, w_stride_T, w_stride_H}, span, h),
         u + h * Config::kK,
-        final_state ? gfinal_state + head * kSize : nullptr,
+        {final_state ? gfinal_state + head * kSize : nullptr},
         states + sequence.chunk * Loop::kStateWords,
         step_rows(Rows<Value>{gr, gr_stride_B, gr_stride_T, gr_stride_H}, span, h),
         step_rows(Rows<Value>{gk, gk_stride_B, gk_stride_T, gk_stride_H}, span, h),

@@ -1,7 +1,7 @@
-// digest: 02e2d13cfd37
+// digest: bc626265436d
 // Rendered by kgen from templates/wkv/backward_chunk_loop.cu.jinja
-// config: chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, sequential_chunks=false)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
+// config: chunk_loop(copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, sequential_chunks=false, pdl=true)
+// problem: K=64, V=64, dtype=fp16, w_dtype=fp32, u_dtype=fp16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 backward on tensor cores. All sums are in a fixed order.
 //
 //     wkv_backward_states  loops over the steps, forward with the state and backward with its gradient, and writes
@@ -18,9 +18,9 @@
 
 namespace {
 
-using Value = kgen::bf16;
+using Value = kgen::fp16;
 using W = float;
-using U = kgen::bf16;
+using U = kgen::fp16;
 using kgen::i64;
 using kgen::u32;
 using kgen::wkv::ChunkIndex;
@@ -28,14 +28,14 @@ using kgen::wkv::Rows;
 
 constexpr int kK = 64;
 constexpr int kV = 64;
-constexpr int kChunk = 64;                     // steps between two checkpoints
+constexpr int kChunk = 32;                     // steps between two checkpoints
 constexpr int kBlockV = 32;                  // value features of a block, first kernel
-constexpr int kStages = 4;                   // buffers of 32 steps in its shared memory
+constexpr int kStages = 2;                   // buffers of 32 steps in its shared memory
 constexpr int kCopyBytes = 16;            // of one asynchronous copy
 constexpr int kMinBlocks = 1;            // blocks per SM that registers leave room for
 constexpr bool kSequential = false;   // one block per head loops over its chunks
 constexpr int kStaggerKcycles = 0;  // delay of an SM's later blocks
-constexpr bool kPdl = false;                        // programmatic dependent launch
+constexpr bool kPdl = true;                        // programmatic dependent launch
 constexpr bool kLevelScores = false;       // scores and gv on tensor cores
 
 constexpr bool kPerStep = true;  // w is [B, T, H, K], not [H, K]

@@ -1,6 +1,6 @@
-// digest: cd1ef4fcd5c5
+// digest: acd0f69709a2
 // Rendered by kgen from templates/wkv/backward_chunk_loop.cu.jinja
-// config: chunk_loop(copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4, sequential_chunks=true, pdl=true)
+// config: chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, sequential_chunks=true, stagger_kcycles=20)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 backward on tensor cores. All sums are in a fixed order.
 //
@@ -32,10 +32,10 @@ constexpr int kChunk = 64;                     // steps between two checkpoints
 constexpr int kBlockV = 64;                  // value features of a block, first kernel
 constexpr int kStages = 4;                   // buffers of 32 steps in its shared memory
 constexpr int kCopyBytes = 16;            // of one asynchronous copy
-constexpr int kMinBlocks = 2;            // blocks per SM that registers leave room for
+constexpr int kMinBlocks = 1;            // blocks per SM that registers leave room for
 constexpr bool kSequential = true;   // one block per head loops over its chunks
-constexpr int kStaggerKcycles = 0;  // delay of an SM's later blocks
-constexpr bool kPdl = true;                        // programmatic dependent launch
+constexpr int kStaggerKcycles = 20;  // delay of an SM's later blocks
+constexpr bool kPdl = false;                        // programmatic dependent launch
 constexpr bool kLevelScores = false;       // scores and gv on tensor cores
 
 constexpr bool kPerStep = false;  // w is [B, T, H, K], not [H, K]
