@@ -10,6 +10,7 @@ from family_mutants import Family, Mistake
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Value
 
+_CATALOGUE = open_catalogue()
 _LINEAR = "B=1,H=2,T=600,E=64,M=64,dtype=bf16"
 _WKV = "B=2,T=100,H=2,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=raw"
 
@@ -29,7 +30,7 @@ def _kernel(
     **values: Value,
 ) -> Family:
     """A kernel whose config is the first one that a search tries, with other values."""
-    found = open_catalogue().entry(operator).space.variant(pass_name, variant)
+    found = _CATALOGUE.entry(operator).space.variant(pass_name, variant)
     return Family(operator, pass_name, variant, dims, mistakes,
                   {**found.values(found.first[0]), **values})  # fmt: skip
 
