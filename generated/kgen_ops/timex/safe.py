@@ -49,31 +49,31 @@ def naive_2(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
 FORWARD = (
     SafeRow(
         dtypes=("fp32", "fp32"),
-        kernel="137c7f4c9f72",
+        kernel="224ccd8ab84f",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp16"),
-        kernel="a7e77199ba6f",
+        kernel="470e3c7a0eef",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp32"),
-        kernel="49a3c68a538c",
+        kernel="7a48378580d5",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "bf16"),
-        kernel="2ba013d45eb1",
+        kernel="a9aec009d398",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "fp32"),
-        kernel="3f95c5b02ef2",
+        kernel="c40ffce5e224",
         config="naive(threads=128)",
         bind=naive_1,
     ),
@@ -83,31 +83,31 @@ FORWARD = (
 BACKWARD = (
     SafeRow(
         dtypes=("fp32", "fp32"),
-        kernel="144f833ee760",
+        kernel="3a28e1999077",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp16"),
-        kernel="9e594547472d",
+        kernel="2baa040a42c3",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp32"),
-        kernel="bb9980fcabcd",
+        kernel="ced4f86fb83f",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "bf16"),
-        kernel="cca14520a117",
+        kernel="cd57a22ce041",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "fp32"),
-        kernel="a29bd1e2d4a8",
+        kernel="2de59b586f54",
         config="naive(threads=128)",
         bind=naive_2,
     ),

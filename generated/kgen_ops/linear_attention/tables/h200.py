@@ -1658,7 +1658,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="2834fdddcc8f",
+        kernel="5af8b912288d",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1674,7 +1674,7 @@ BACKWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="5dcc427ce4ec",
+        kernel="d47535011e97",
         config=(
             "chunk_parallel("
             "chunk=64, step_tiles=1, block_v=128, min_blocks=1, copy_bytes=16, state_keys=64, "
@@ -1691,7 +1691,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="519c9eec1afb",
+        kernel="19ada0d6c3fc",
         config=(
             "chunk_loop("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1707,7 +1707,7 @@ BACKWARD = (
         dims=(4, 16, 2048, 64, 64),
         dtypes=("fp16", "fp16", "none", "none", "none", "none", "fp32"),
         constants=("E", "M"),
-        kernel="7cb7c19aaac2",
+        kernel="f5ad3eb4ca8b",
         config=(
             "chunk_scan_norm("
             "chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy_bytes=16, "
@@ -1723,7 +1723,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="9a7ddcec4eaf",
+        kernel="4e4b3bd3382b",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=2, key_warps=1, stages=4, copy_bytes=16, "
@@ -1739,7 +1739,7 @@ BACKWARD = (
         dims=(2, 8, 1000, 72, 40),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="207279cea464",
+        kernel="e9b0287c780e",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=2, key_warps=2, stages=3, copy_bytes=16, "
@@ -1755,7 +1755,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="b6bed5b01928",
+        kernel="98a6436eb503",
         config="wgmma_split_bf16(terms=3, copy_bytes=16)",
         fits=wgmma_split_bf16_1_fits,
         bind=wgmma_split_bf16_1,
@@ -1767,7 +1767,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="bd7a8cb63f9e",
+        kernel="477b572878dd",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1783,7 +1783,7 @@ BACKWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="6dacdf36fb27",
+        kernel="824229ecdf7b",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=2, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1799,7 +1799,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="1b1a65e05667",
+        kernel="0befbd98704b",
         config=(
             "chunk_loop("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, copy_bytes=16, "
@@ -1819,7 +1819,7 @@ FORWARD = (
         dims=(4, 16, 512, 64, 64),
         dtypes=("bf16", "bf16", "fp32", "none", "fp32", "none", "none"),
         constants=("E", "M"),
-        kernel="40dbb24b8062",
+        kernel="805b7bf8664f",
         config=(
             "warp_specialized("
             "block_v=32, chunk=32, chunks=4, key_warps=2, value_warps=1, stages=3, "
@@ -1835,7 +1835,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="5c570c2d7674",
+        kernel="e3417bd802bd",
         config=(
             "split_t("
             "head_ctas=16, segment=256, block_v=64, batch=32, copy_bytes=16, score_terms=1, "
@@ -1851,7 +1851,7 @@ FORWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="8a8a1f43813c",
+        kernel="94be3f9798f0",
         config=(
             "split_t("
             "head_ctas=8, segment=256, block_v=128, batch=32, copy_bytes=16, score_terms=1, "
@@ -1867,7 +1867,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="289f02a51c61",
+        kernel="a1569c233357",
         config=(
             "warp_specialized("
             "block_v=64, chunk=32, chunks=4, key_warps=2, value_warps=2, stages=3, "
@@ -1883,7 +1883,7 @@ FORWARD = (
         dims=(64, 16, 1, 64, 64),
         dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "none"),
         constants=("E", "M"),
-        kernel="5a783c3e0c77",
+        kernel="84d7143a04e8",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=4)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -1895,7 +1895,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="a9cc467b3ef9",
+        kernel="91be3414be37",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy_bytes=16, "
@@ -1911,7 +1911,7 @@ FORWARD = (
         dims=(2, 8, 1000, 72, 40),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="d943bf9ddca6",
+        kernel="e5146fa793f7",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=1, key_warps=1, stages=3, copy_bytes=16, "
@@ -1927,7 +1927,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="af64f03972e5",
+        kernel="94196456b5ea",
         config="wgmma_split_bf16(terms=3, copy_bytes=16)",
         fits=wgmma_split_bf16_2_fits,
         bind=wgmma_split_bf16_2,
@@ -1939,7 +1939,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="5717062b8c09",
+        kernel="48eb98c9bd6e",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=2, value_warps=2, key_warps=1, stages=3, copy_bytes=16, "
@@ -1955,7 +1955,7 @@ FORWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="fb7ea76e8487",
+        kernel="0a91ac38250c",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=8, key_warps=1, stages=3, copy_bytes=16, "
@@ -1971,7 +1971,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="5c46e2a12726",
+        kernel="d5d98482576c",
         config="wgmma_split_bf16(terms=2, copy_bytes=16)",
         fits=wgmma_split_bf16_3_fits,
         bind=wgmma_split_bf16_3,

@@ -965,7 +965,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="8cff1e243a05",
+        kernel="7377adf3234b",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=1, stages=3, weight_memory=registers, "
@@ -981,7 +981,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="6e32ed47232b",
+        kernel="cf20e7ee3408",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=2, stages=8, weight_memory=registers, "
@@ -997,7 +997,7 @@ BACKWARD = (
         dims=(512, 262144),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="e5942729565d",
+        kernel="06d540185389",
         config=(
             "two_pass("
             "row_threads=512, tile_threads=256, vec=8, unroll=1, row_splits=4, "
@@ -1013,7 +1013,7 @@ BACKWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="f6d074ce4fc3",
+        kernel="481bc4792155",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=4, stages=5, weight_memory=shared, "
@@ -1029,7 +1029,7 @@ BACKWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="f969f3a3ee1f",
+        kernel="34ee6982b525",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, vec=8, resident_weight=true, "
@@ -1045,7 +1045,7 @@ BACKWARD = (
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="4454bd23c785",
+        kernel="766226d4728d",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=2, stages=6, weight_memory=registers, "
@@ -1061,7 +1061,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="f991dc3069cc",
+        kernel="d1f122ed21c2",
         config=(
             "bulk_rows("
             "threads=128, copies_per_row=4, stages=5, weight_memory=registers, "
@@ -1077,7 +1077,7 @@ BACKWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="cf96f9337560",
+        kernel="5f0df6cbb94a",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, vec=8, resident_weight=false, "
@@ -1093,7 +1093,7 @@ BACKWARD = (
         dims=(32768, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="fc266920858d",
+        kernel="2ff95395bfdd",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=1, stages=2, weight_memory=global, "
@@ -1113,7 +1113,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="e682433345b8",
+        kernel="5f448f971f70",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1146,7 +1146,7 @@ FORWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="2a04b168f392",
+        kernel="053ce35829d1",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, "
@@ -1162,7 +1162,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="044d1b1cb34c",
+        kernel="b876c4460e79",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1195,7 +1195,7 @@ FORWARD = (
         dims=(1, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="1269a94bf4cb",
+        kernel="03eb7218871e",
         config=(
             "two_pass("
             "threads=256, vec=8, unroll=1, reverse=false, load_cache=normal, "
@@ -1229,7 +1229,7 @@ FORWARD = (
         dims=(64, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(),
-        kernel="163f9e1a4ac1",
+        kernel="a328bed016b4",
         config="naive(threads=128)",
         fits=always,
         bind=naive_1,
@@ -1295,7 +1295,7 @@ FORWARD = (
         dims=(511, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="001099c314ec",
+        kernel="1775d7915d64",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, load_cache=normal, "
@@ -1330,7 +1330,7 @@ FORWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="353793ba00a3",
+        kernel="22a5049ed25f",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=2, reverse=false, load_cache=evict_last, "
@@ -1346,7 +1346,7 @@ FORWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="6cf1978164be",
+        kernel="97f5686d6d0b",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=true, "
@@ -1397,7 +1397,7 @@ FORWARD = (
         dims=(16384, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="9c715072f31b",
+        kernel="10b4bcffcfb4",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=8, rows_per_group=1, vec=8, "
@@ -1415,7 +1415,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="e13c83c127ba",
+        kernel="584087a95e74",
         config=(
             "two_pass("
             "threads=512, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1448,7 +1448,7 @@ FORWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="b5c2336a43ef",
+        kernel="90571107e7e1",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, rows_per_group=2, vec=8, "
@@ -1465,7 +1465,7 @@ FORWARD = (
         dims=(262144, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="354441d87e79",
+        kernel="c530ab58082c",
         config=(
             "two_pass("
             "threads=512, vec=4, unroll=1, reverse=true, load_cache=evict_last, "

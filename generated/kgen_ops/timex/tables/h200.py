@@ -732,7 +732,7 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="e11877923b25",
+        kernel="223d34616d1d",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -748,7 +748,7 @@ BACKWARD = (
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="295ee2177d76",
+        kernel="fee8c3944b06",
         config=(
             "toeplitz_mma("
             "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -764,7 +764,7 @@ BACKWARD = (
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="277bde2f0fcf",
+        kernel="94efb9751ca7",
         config=(
             "toeplitz_mma("
             "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=2, min_blocks=4, "
@@ -780,7 +780,7 @@ BACKWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="ac19d96a2366",
+        kernel="5045a27c7068",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, min_blocks=1, "
@@ -796,7 +796,7 @@ BACKWARD = (
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="131cf3ddd2c4",
+        kernel="202979499636",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=1, "
@@ -812,7 +812,7 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="e10c6594a661",
+        kernel="e112ad8615b2",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=1, promotions=2, min_blocks=2, "
@@ -828,7 +828,7 @@ BACKWARD = (
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="a148873454c6",
+        kernel="88ce702bb865",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -848,7 +848,7 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="198921a4f130",
+        kernel="35d38ae50191",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
@@ -863,7 +863,7 @@ FORWARD = (
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="7d3310cd827b",
+        kernel="15baf43d8171",
         config=(
             "toeplitz_mma("
             "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=4)"
@@ -878,7 +878,7 @@ FORWARD = (
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="f7951e7a69a8",
+        kernel="4888dba03900",
         config=(
             "toeplitz_mma("
             "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=1, t_blocks=1, min_blocks=4)"
@@ -893,7 +893,7 @@ FORWARD = (
         dims=(2, 226, 1011),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="a934fb768a22",
+        kernel="63ea85e8f9bc",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=4, promotions=1, t_blocks=1, min_blocks=4)"
@@ -909,7 +909,7 @@ FORWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="4e5ad64f37bc",
+        kernel="f6f11b4a6f42",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, skip_zeros=true, "
@@ -925,7 +925,7 @@ FORWARD = (
         dims=(4, 768, 2048),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="cd32f957ac45",
+        kernel="d2a75b74cfbf",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=2, promotions=1, skip_zeros=true, "
@@ -941,7 +941,7 @@ FORWARD = (
         dims=(4, 864, 2048),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="cd32f957ac45",
+        kernel="d2a75b74cfbf",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=2, promotions=1, skip_zeros=true, "
@@ -957,7 +957,7 @@ FORWARD = (
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="939d27a6e308",
+        kernel="97648915b4eb",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=1)"
@@ -972,7 +972,7 @@ FORWARD = (
         dims=(8, 128, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="979ce5a8eedf",
+        kernel="94810c14be16",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=8, n_tiles=1, t_fold=1, promotions=2, skip_zeros=true, "
@@ -988,7 +988,7 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="3a9c161628dc",
+        kernel="e8386e4b54a0",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
@@ -1003,7 +1003,7 @@ FORWARD = (
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="1afb74366175",
+        kernel="4b8eedc7a932",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=3, n_tiles=2, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"

@@ -897,7 +897,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="9b3b54758422",
+        kernel="24b4fe708792",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=4, stages=4, gradient_terms=1, segments=8)"
@@ -912,7 +912,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="4009e9184712",
+        kernel="9e30e799f924",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=2, gradient_terms=1)"
@@ -927,7 +927,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="9f0334179f28",
+        kernel="23c9b3647227",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=1)"
@@ -942,7 +942,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="1ea42a45fd7e",
+        kernel="dd2711f1a7be",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4, "
@@ -958,7 +958,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="acd0f69709a2",
+        kernel="e71b6fd8761c",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -978,7 +978,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="b2eab047f40b",
+        kernel="a4d485f848d8",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -990,7 +990,7 @@ FORWARD = (
         dims=(1, 1, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="f667e2d2bc34",
+        kernel="0400d9974e93",
         config="block_per_head(split=8, tile=1, columns=16, tokens=1, stages=1, vec=4)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
@@ -1002,7 +1002,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="2feb68e1982c",
+        kernel="354f933b4068",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -1017,7 +1017,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="c51b69ca1b67",
+        kernel="23963e29f23e",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, powers=true, "
@@ -1033,7 +1033,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="01057ec1c420",
+        kernel="4a344ac3e3fb",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1049,7 +1049,7 @@ FORWARD = (
         dims=(8, 8, 1, 40, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="ad6585233040",
+        kernel="a6073586bf67",
         config="block_per_head(split=4, tile=2, columns=16, tokens=1, stages=1, vec=2)",
         fits=block_per_head_3_fits,
         bind=block_per_head_3,

@@ -888,7 +888,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="71a736f507c0",
+        kernel="f88ea40775da",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, chunk_warps=4, "
@@ -904,7 +904,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="45cb3e2302aa",
+        kernel="92e981f10d1a",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -920,7 +920,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="06fd07813cc5",
+        kernel="d54f251188f7",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -936,7 +936,7 @@ BACKWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "fp32", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="a451a0989e3f",
+        kernel="30af5806451f",
         config=(
             "block_per_head("
             "split=4, tile=4, columns=64, tokens=8, stages=2, vec=4, chunk=16, key_split=8, "
@@ -952,7 +952,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="2a5a4a66faf2",
+        kernel="c6a75477f82f",
         config=(
             "block_per_head("
             "split=4, tile=4, columns=64, tokens=8, stages=2, vec=4, chunk=16, key_split=8, "
@@ -972,7 +972,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="e72ef4e8ab11",
+        kernel="bec707fc4f77",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, segments=8, state_warps=8)"
@@ -987,7 +987,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="c6f763a8bcfa",
+        kernel="2c4bdd083fc4",
         config="warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_tf32_1_fits,
         bind=warp_specialized_tf32_1,
@@ -999,7 +999,7 @@ FORWARD = (
         dims=(8, 8, 4096, 16, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="cac2ad499d37",
+        kernel="29c29ba7b20a",
         config=(
             "warp_specialized("
             "warps=8, row_warps=8, stages=2, vec=8, min_blocks=1, quotients=1)"
@@ -1014,7 +1014,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="c6f763a8bcfa",
+        kernel="2c4bdd083fc4",
         config="warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_tf32_1_fits,
         bind=warp_specialized_tf32_1,

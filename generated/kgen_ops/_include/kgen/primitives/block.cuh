@@ -41,6 +41,10 @@ KGEN_DEVICE void named_barrier_arrive(int id) {
 #endif
 }
 
+// How a thread gets the sum of its group from those of the warps: by shuffles, or by reading all of them, 16 bytes at a
+// time. Reading has less latency, up to kMostRead warps; beyond that it costs registers and bandwidth.
+enum class Partials { shuffled, read };
+
 // Reduces `Values` floats over each group of `ThreadsPerGroup` consecutive threads. All threads of a group get the
 // same bits. The order of operations depends only on the group size.
 //
@@ -52,7 +56,8 @@ KGEN_DEVICE void named_barrier_arrive(int id) {
 // all threads of the block must make the call. One barrier is sufficient because consecutive calls alternate between
 // two halves of the scratch: a thread that writes a half in call k + 2 has passed the barrier of call k + 1, which
 // every thread reaches after its reads of call k. Therefore each object needs its own scratch.
-template <class Op, int ThreadsPerGroup, int GroupsPerBlock, int Values = 1>
+template <class Op, int ThreadsPerGroup, int GroupsPerBlock, int Values = 1,
+          Partials Gather = Partials::shuffled>
 class GroupReduce {
     static_assert(is_power_of_two(ThreadsPerGroup), "a group is a power of two threads");
     static_assert(GroupsPerBlock >= 1 && ThreadsPerGroup * GroupsPerBlock <= 1024,
@@ -61,9 +66,12 @@ class GroupReduce {
     static constexpr int kLanes = ThreadsPerGroup < kWarpSize ? ThreadsPerGroup : kWarpSize;
     static constexpr int kWarps = ThreadsPerGroup / kLanes;  // per group
     static constexpr bool kCrossesWarps = kWarps > 1;
+    static constexpr int kMostRead = 8;
+    static constexpr bool kReads = Gather == Partials::read && kWarps <= kMostRead;
+    static constexpr int kTogether = kWarps < 4 ? kWarps : 4;  // floats of an access
 
 public:
-    struct Scratch {
+    struct alignas(kReads ? kTogether * sizeof(float) : sizeof(float)) Scratch {
         float partial[kCrossesWarps ? 2 : 1][kCrossesWarps ? GroupsPerBlock * Values * kWarps : 1];
     };
 
@@ -95,9 +103,26 @@ private:
             // Every warp combines the partial results for itself, which saves the second barrier
             // that handing out one warp's result would need.
 #pragma unroll
-            for (int i = 0; i < Values; ++i)
-                values[i] = lanes_reduce<kWarps, Op>(partial[i * kWarps + rank % kWarps]);
+            for (int i = 0; i < Values; ++i) {
+                if constexpr (kReads)
+                    values[i] = warps_reduce(partial + i * kWarps);
+                else
+                    values[i] = lanes_reduce<kWarps, Op>(partial[i * kWarps + rank % kWarps]);
+            }
         }
+    }
+
+    // Reduces the partial results of a group's warps, pairs first.
+    static KGEN_DEVICE float warps_reduce(const float* partial) {
+        float each[kWarps];
+#pragma unroll
+        for (int i = 0; i < kWarps; i += kTogether)
+            copy_bytes<kTogether * sizeof(float)>(each + i, partial + i);
+#pragma unroll
+        for (int width = kWarps / 2; width > 0; width /= 2)
+#pragma unroll
+            for (int i = 0; i < width; ++i) each[i] = Op::apply(each[2 * i], each[2 * i + 1]);
+        return each[0];
     }
 
     Scratch& scratch_;
