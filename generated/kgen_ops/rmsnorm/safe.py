@@ -200,16 +200,76 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("fp32", "fp32", "none", "fp32"),
-        kernel="8595c828449e",
-        config="naive(threads=256)",
-        bind=naive_1,
-    ),
-    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none"),
         kernel="bb63f02b374c",
         config="naive(threads=256)",
         bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "none", "fp32", "fp32"),
+        kernel="f295b2e72715",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32"),
+        kernel="e04b12d1df58",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none"),
+        kernel="1e106ca1c7af",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32"),
+        kernel="223d174339f8",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "none", "fp16", "none"),
+        kernel="5ba365e46920",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32"),
+        kernel="a4daba2e71dd",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none"),
+        kernel="96ea269c39d4",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32"),
+        kernel="9a5fc194035a",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "none", "none", "none"),
+        kernel="efd8d176e9ca",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "none", "bf16", "none"),
+        kernel="fff20deb3da4",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32"),
+        kernel="8595c828449e",
+        config="naive(threads=256)",
+        bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32"),
@@ -236,28 +296,10 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
-        dtypes=("fp32", "none", "fp32", "fp32"),
-        kernel="f295b2e72715",
-        config="naive(threads=256)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("fp16", "fp16", "none", "none"),
         kernel="14dfbebba104",
         config="naive(threads=256)",
         bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "none", "fp32"),
-        kernel="e04b12d1df58",
-        config="naive(threads=256)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "fp16", "none"),
-        kernel="1e106ca1c7af",
-        config="naive(threads=256)",
-        bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp16", "fp16", "fp32"),
@@ -284,12 +326,6 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "fp32"),
-        kernel="223d174339f8",
-        config="naive(threads=256)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("fp16", "none", "none", "none"),
         kernel="887fe2c2ac65",
         config="naive(threads=256)",
@@ -302,12 +338,6 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("fp16", "none", "fp16", "none"),
-        kernel="5ba365e46920",
-        config="naive(threads=256)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("fp16", "none", "fp16", "fp32"),
         kernel="a8f794ac5725",
         config="naive(threads=256)",
@@ -318,18 +348,6 @@ FORWARD = (
         kernel="2176f4b0c9ea",
         config="naive(threads=256)",
         bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "none", "fp32"),
-        kernel="a4daba2e71dd",
-        config="naive(threads=256)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "bf16", "none"),
-        kernel="96ea269c39d4",
-        config="naive(threads=256)",
-        bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "bf16", "bf16", "fp32"),
@@ -356,28 +374,10 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "fp32"),
-        kernel="9a5fc194035a",
-        config="naive(threads=256)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("bf16", "none", "none", "none"),
-        kernel="efd8d176e9ca",
-        config="naive(threads=256)",
-        bind=naive_1,
-    ),
-    SafeRow(
         dtypes=("bf16", "none", "none", "fp32"),
         kernel="7a8a45d71a5c",
         config="naive(threads=256)",
         bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "none", "bf16", "none"),
-        kernel="fff20deb3da4",
-        config="naive(threads=256)",
-        bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "none", "bf16", "fp32"),

@@ -1,6 +1,6 @@
-// digest: f0faf17e3d60
+// digest: 2e7c4ee5fb62
 // Rendered by kgen from templates/rmsnorm/forward_rows_in_registers.cu.jinja
-// config: rows_in_registers(lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, weight_load=before_reduction, persistent=false, prefetch=false, load_cache=no_l1, store_cache=streaming, min_blocks=2)
+// config: rows_in_registers(lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, weight_load=before_reduction, persistent=false, prefetch=false, load_cache=no_l1, store_cache=streaming, min_blocks=1)
 // problem: N=4096, dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=none
 // RMSNorm forward, rows held in registers.
 //
@@ -37,11 +37,13 @@ constexpr bool kPrefetch = false;
 constexpr WeightLoad kWeightLoad = WeightLoad::before_reduction;
 constexpr kgen::Cache kLoad = kgen::Cache::no_l1;
 constexpr kgen::Cache kStore = kgen::Cache::streaming;
-constexpr int kMinBlocks = 2;        // blocks per SM that registers leave room for
+constexpr int kMinBlocks = 1;        // blocks per SM that registers leave room for
 
 constexpr bool kWeighted = kgen::kPresent<W>;
 constexpr int kThreads = kLanes * kGroups;
 constexpr int kRowsPerBlock = kGroups * kRows;
+// A block per row. Whether its row exists need not be asked, which would delay the first load.
+constexpr bool kOneRow = kRowsPerBlock == 1 && !kPersistent;
 constexpr int kSweep = kLanes * kVec;               // elements a group moves per step
 constexpr int kSteps = (kN + kSweep - 1) / kSweep;  // vectors per thread and row
 constexpr int kWeightBytes = kVec * static_cast<int>(sizeof(W));
@@ -65,6 +67,8 @@ KGEN_DEVICE bool inside(int step, int first) {
     return (step + 1) * kSweep <= kN || step * kSweep + first < kN;
 }
 
+KGEN_DEVICE bool exists(kgen::i64 row, kgen::i64 M) { return kOneRow || row < M; }
+
 // Loads rows row0, row0 + kGroups, ...: the rows that a warp loads in one access are consecutive.
 template <class Source>
 KGEN_DEVICE void load_rows(kgen::Vec<Source, kVec> (&held)[kRows][kSteps], const Source* x,
@@ -72,11 +76,11 @@ KGEN_DEVICE void load_rows(kgen::Vec<Source, kVec> (&held)[kRows][kSteps], const
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
         const Source* source = x + (row0 + r * kGroups) * x_stride_M + first;
-        const bool exists = row0 + r * kGroups < M;
+        const bool is_row = exists(row0 + r * kGroups, M);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             held[r][step] = kgen::Vec<Source, kVec>{};
-            if (exists && inside(step, first))
+            if (is_row && inside(step, first))
                 held[r][step] = kgen::load_vec<kVec, kLoad>(source + step * kSweep);
         }
     }
@@ -136,7 +140,7 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
                 Rstd* __restrict__ rstd,            // [M] or null
                 kgen::i64 M, kgen::i64 x_stride_M, kgen::i64 residual_stride_M, float eps,
                 float offset) {
-    using RowSums = kgen::GroupSum<kLanes, kGroups, kRows>;
+    using RowSums = kgen::GroupReduce<kgen::Sum, kLanes, kGroups, kRows, kgen::Partials::read>;
     __shared__ typename RowSums::Scratch scratch;
     RowSums row_sums(scratch);
 
@@ -157,7 +161,7 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
     if constexpr (kPrefetch) load_rows(held, x, block_row + group, M, x_stride_M, first);
 
     // The condition is uniform over the block: row_sums contains a block barrier.
-    for (; block_row < M; block_row += stride) {
+    for (; kOneRow || block_row < M; block_row += stride) {
         // 1. Issue every load before the first use.
         Vector next[kRows][kSteps];
         if constexpr (kPrefetch) {
@@ -182,7 +186,7 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
             for (int r = 0; r < kRows; ++r) {
 #pragma unroll
                 for (int step = 0; step < kSteps; ++step) {
-                    if (row0 + r * kGroups >= M || !inside(step, first)) continue;
+                    if (!exists(row0 + r * kGroups, M) || !inside(step, first)) continue;
                     held[r][step] = kgen::add(held[r][step], residuals[r][step]);
                     kgen::store_vec<kStore>(h + (row0 + r * kGroups) * kN + first + step * kSweep,
                                             kgen::as<Residual>(held[r][step]));
@@ -201,7 +205,7 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
         if constexpr (kgen::kPresent<Rstd>) {
 #pragma unroll
             for (int r = 0; r < kRows; ++r)
-                if (lane == 0 && row0 + r * kGroups < M) rstd[row0 + r * kGroups] = scale[r];
+                if (lane == 0 && exists(row0 + r * kGroups, M)) rstd[row0 + r * kGroups] = scale[r];
         }
 
         // 4. Scale and write. With after_reduction the address of w depends on the sum, or on the result of
@@ -216,7 +220,7 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
             if constexpr (sizeof(W) == 2 && kPersistent) kgen::opaque(weight[step], zero);
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
-                if (row0 + r * kGroups >= M || !inside(step, first)) continue;
+                if (!exists(row0 + r * kGroups, M) || !inside(step, first)) continue;
                 if constexpr (sizeof(T) == 2) kgen::opaque(held[r][step], zero);
                 const Vector result = scaled(held[r][step], weight[step], scale[r], offset);
                 kgen::store_vec<kStore>(target + (r * kGroups * kN + step * kSweep), result);
