@@ -489,11 +489,4 @@ protected:
     }
 };
 
-template <class Config, class State = float, class Offset>
-KGEN_DEVICE void backward_chunk_rows(
-    const Offset* cu_seqlens, i64 N, i64 T, i64 H,
-    const KeyRowsTensors<typename Config::Value, typename Config::W, State>& x, float scale) {
-    backward_rows<ChunkRows<Config, State>>(cu_seqlens, N, T, H, x, scale);
-}
-
 }  // namespace kgen::wkv7

@@ -46,6 +46,7 @@ public:
         const Scores scores{buffers, warp};
         float nonfinite = 0.0f;
         steps = steps_of(left);
+        sync_warp();  // all lanes have read the results of an earlier walk
         start<0>(tiles, key, steps);
 #pragma unroll 1
         for (int chunk = 0; chunk < count; ++chunk) {
@@ -207,6 +208,18 @@ KGEN_DEVICE void backward_chunk_rows_loop(
         if (block_any_nonfinite<Config::kRowWarps>(nonfinite))
             backward_chunk_rows_loop<Config, State, true>(cu_seqlens, opaque_extent(N), opaque_extent(T),
                                                           opaque_extent(H), x, scale);
+}
+
+// By one block: kKeys keys of a head and one chunk, or kRowChunks of them.
+template <class Config, class State = float, class Offset>
+KGEN_DEVICE void backward_chunk_rows(
+    const Offset* cu_seqlens, i64 N, i64 T, i64 H,
+    const KeyRowsTensors<typename Config::Value, typename Config::W, State>& x, float scale) {
+    if constexpr (Config::kRowChunks > 1) {
+        backward_chunk_rows_loop<Config, State>(cu_seqlens, N, T, H, x, scale);
+    } else {
+        backward_rows<ChunkRows<Config, State>>(cu_seqlens, N, T, H, x, scale);
+    }
 }
 
 }  // namespace kgen::wkv7
