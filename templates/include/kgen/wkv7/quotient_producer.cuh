@@ -25,9 +25,9 @@
 
 namespace kgen::wkv7 {
 
-template <class Pass, class W, DecayForm Form, int Keys, int Warps, int CopyVec, int Stages>
-class QuotientProducer : public ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages> {
-    using Base = ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages>;
+template <class Pass, class W, DecayForm Form, int Keys, int Warps, int CopyVec, int Stages, bool RowCopies>
+class QuotientProducer : public ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages, RowCopies> {
+    using Base = ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages, RowCopies>;
     using typename Base::Buffers, typename Base::RowTile, typename Base::ScoreTile;
     using Base::buffers_, Base::warp_, Base::kOfK, Base::kOfA, Base::kOfB, Base::kOfW;
     static_assert(Form == DecayForm::clamp, "1 / P has a bound in this form alone");
