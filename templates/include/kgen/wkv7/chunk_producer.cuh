@@ -222,15 +222,15 @@ private:
             w_.start(to + kOfW, left, Keys);
         } else {
 #pragma unroll kUnrolledTiles
-        for (int n = 0; n < kPerWarp; ++n) {
-            const int first = 16 * n * Warps, width = Keys - 16 * warp_ - first;
-            u16* to = inputs_of(chunk, n);
-            if constexpr (Pass::kReadsR) r_.start(to, left, width, first);
-            k_.start(to + kOfK, left, width, first);
-            a_.start(to + kOfA, left, width, first);
-            b_.start(to + kOfB, left, width, first);
-            w_.start(to + kOfW, left, width, first);
-        }
+            for (int n = 0; n < kPerWarp; ++n) {
+                const int first = 16 * n * Warps, width = Keys - 16 * warp_ - first;
+                u16* to = inputs_of(chunk, n);
+                if constexpr (Pass::kReadsR) r_.start(to, left, width, first);
+                k_.start(to + kOfK, left, width, first);
+                a_.start(to + kOfA, left, width, first);
+                b_.start(to + kOfB, left, width, first);
+                w_.start(to + kOfW, left, width, first);
+            }
         }
         cp_async_commit();
         if constexpr (Pass::kReadsR) r_.advance();

@@ -2,13 +2,14 @@
 //
 // While a block computes a chunk, the next one's inputs are on their way: r, k, a, b and w to the second buffer of each
 // warp, the rows of gy, gsa, v and sa to a buffer that every thread reads before it starts the next copies, and the
-// states to L2. Addresses advance by additions.
+// states to L2. Addresses advance by additions. The warps copy whole rows for each other (RowCopier).
 //
-// Shared memory: that of ChunkRows; Value inputs[warps][5][16][16], the second buffer; Value staged_gy, staged_v[16][];
-// float staged_gsa, staged_sa[16][], pieces of eight value features in the order of the threads that copy them.
+// Shared memory: that of ChunkRows without its inputs; Value inputs[warps][2][5][16][16] and 32 bytes per warp; 16-byte
+// pieces of gy and v, then of gsa and sa, in the order of the threads that copy them.
 //
-// Synchronisation: that of ChunkRows per chunk; a thread reads only the staged pieces that it copied. One vote at the
-// end: if a result is not finite, the block takes all steps of its chunks one by one.
+// Synchronisation: that of ChunkRows per chunk; its first barrier lies between the wait for a chunk's copies and their
+// first reader, and between the last reader of a buffer and the copies to it. A thread reads only the staged pieces
+// that it copied. One vote at the end: if a result is not finite, the block takes all steps of its chunks one by one.
 //
 // Config: RowGradients; kRowChunks, chunks of a block; kVec is 8.
 #pragma once
@@ -22,15 +23,16 @@ class ChunkRowsLoop : public ChunkRows<Config, State> {
     using Rows = ChunkRows<Config, State>;
     using Value = typename Config::Value;
     using W = typename Config::W;
-    using typename Rows::Buffers, typename Rows::Copier, typename Rows::CopierW, typename Rows::Four,
-        typename Rows::Scores;
+    using typename Rows::Buffers, typename Rows::Four, typename Rows::Scores;
     using Rows::a, Rows::b, Rows::first_key, Rows::gradient, Rows::gsa, Rows::gy, Rows::k, Rows::kGroup, Rows::kK,
         Rows::kTile, Rows::kV, Rows::kWarps, Rows::r, Rows::sa, Rows::state, Rows::steps, Rows::v, Rows::w;
     static_assert(Config::kVec == 8, "a piece of 16 bits is one copy");
 
     static constexpr int kPieces = 2 * Buffers::kBlocks;   // of eight value features, in a row
     static constexpr int kStaged = 16 * 8 * kPieces;       // elements of a staged tensor
-    static constexpr int kInputs = 2 * 5 * kTile;          // 16-bit values of a warp's buffers
+    static constexpr int kInputs = 2 * 5 * kTile + 16;     // 16-bit values of a warp's buffers
+    template <class T>
+    using Copier = RowCopier<T, 8, kWarps, 1, kInputs, 0>;
     // Whether every warp has 16 keys, and rows of states end with a block of 16 value features.
     static constexpr bool kWhole = kK % Rows::kKeys == 0 && kV % 16 == 0;
 
@@ -42,12 +44,12 @@ public:
     KGEN_DEVICE float walk(int count, i64 left) {
         const int warp = thread_rank() / kWarpSize, key = first_key + 16 * warp;
         const Buffers buffers{dynamic_smem<float>()};
-        u16* const tiles = reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 + warp * kInputs;
+        u16* const tiles = first_inputs() + warp * kInputs;
         const Scores scores{buffers, warp};
         float nonfinite = 0.0f;
         steps = steps_of(left);
-        sync_warp();  // all lanes have read the results of an earlier walk
-        start<0>(tiles, key, steps);
+        sync_block();  // all warps have read the buffers of an earlier walk
+        start<0>(0, steps);
 #pragma unroll 1
         for (int chunk = 0; chunk < count; ++chunk) {
             u16* const inputs = tiles + chunk % 2 * (5 * kTile);
@@ -56,14 +58,13 @@ public:
             load_states(rows_g, gradient, key);
             cp_async_wait<0>();
             put_values(scores);
-            sync_warp();  // all lanes have read the results that lay in the other buffer
             left -= 16;
+            sync_block();
             if (chunk + 1 < count) {
-                start<16>(tiles + (chunk + 1) % 2 * (5 * kTile), key, steps_of(left));
+                start<16>((chunk + 1) % 2, steps_of(left));
                 prefetch_state(state + kK * kV);
                 prefetch_state(gradient + kK * kV);
             }
-            sync_block();
             nonfinite += Rows::compute(scores, inputs, rows_s, rows_g, key);
             advance();
             steps = steps_of(left);
@@ -74,48 +75,55 @@ public:
 private:
     static KGEN_DEVICE int steps_of(i64 left) { return static_cast<int>(min(left, i64{16})); }
 
-    // Starts the copies of a chunk that has `there` steps, kAhead steps further on.
+    // Starts the copies of a chunk that has `there` steps, kAhead steps further on, to buffer 0 or 1.
     template <int kAhead>
-    KGEN_DEVICE void start(u16* inputs, int key, int there) const {
-        Copier(r, key, kAhead).start(inputs, there, kK - key);
-        Copier(k, key, kAhead).start(inputs + kTile, there, kK - key);
-        Copier(a, key, kAhead).start(inputs + 2 * kTile, there, kK - key);
-        Copier(b, key, kAhead).start(inputs + 3 * kTile, there, kK - key);
-        CopierW(w, key, kAhead).start(inputs + 4 * kTile, there, kK - key);
+    KGEN_DEVICE void start(int buffer, int there) const {
+        const int width = kK - first_key, rank = thread_rank();
+        u16* const inputs = first_inputs() + buffer * (5 * kTile);
+        Copier<Value>(r, first_key, kAhead, rank).start(inputs, there, width);
+        Copier<Value>(k, first_key, kAhead, rank).start(inputs + kTile, there, width);
+        Copier<Value>(a, first_key, kAhead, rank).start(inputs + 2 * kTile, there, width);
+        Copier<Value>(b, first_key, kAhead, rank).start(inputs + 3 * kTile, there, width);
+        Copier<W>(w, first_key, kAhead, rank).start(inputs + 4 * kTile, there, width);
 #pragma unroll
         for (int n = 0; n < ceil_div(16 * kPieces, kThreads); ++n) {
-            const int i = thread_rank() + n * kThreads;
+            const int i = rank + n * kThreads, piece = i % kPieces, step = slot_step(i / kPieces);
             if (16 * kPieces % kThreads != 0 && i >= 16 * kPieces) break;
-            const int step = slot_step(i / kPieces), column = i % kPieces * 8;
-            const bool inside = step < there && column < kV;
+            const bool inside = step < there && 8 * piece < kV;
             const i64 t = inside ? step + kAhead : 0;
-            cp_async_or_zero<16>(staged_gy() + 8 * i, gy.first + t * gy.stride + column, inside);
-            cp_async_or_zero<16>(staged_v() + 8 * i, v.first + t * v.stride + column, inside);
+            cp_async_or_zero<16>(staged_gy() + 8 * i, gy.first + t * gy.stride + 8 * piece, inside);
+            cp_async_or_zero<16>(staged_v() + 8 * i, v.first + t * v.stride + 8 * piece, inside);
 #pragma unroll
-            for (int half = 0; half < 8; half += 4) {
-                cp_async_or_zero<16>(staged_gsa() + 8 * i + half, gsa.first + t * gsa.stride + column + half, inside);
-                cp_async_or_zero<16>(staged_sa() + 8 * i + half, sa.first + t * sa.stride + column + half, inside);
+            for (int half = 0; half < 2; ++half) {
+                const int column = 4 * (piece + half * kPieces);
+                const bool exists = step < there && column < kV;
+                const i64 row = exists ? step + kAhead : 0;
+                cp_async_or_zero<16>(staged_gsa() + quad(i, half), gsa.first + row * gsa.stride + column, exists);
+                cp_async_or_zero<16>(staged_sa() + quad(i, half), sa.first + row * sa.stride + column, exists);
             }
         }
         cp_async_commit();
     }
+    // Where the first or second four floats of piece i are staged.
+    static KGEN_DEVICE int quad(int i, int half) { return half * (kStaged / 2) + 4 * i; }
 
     // The values' rows, from the pieces that this thread copied.
     KGEN_DEVICE void put_values(const Scores& scores) const {
 #pragma unroll
         for (int n = 0; n < ceil_div(16 * kPieces, kThreads); ++n) {
-            const int i = thread_rank() + n * kThreads;
+            const int i = thread_rank() + n * kThreads, piece = i % kPieces;
             if (16 * kPieces % kThreads != 0 && i >= 16 * kPieces) break;
-            const int place = i / kPieces * Buffers::kPitch + i % kPieces * 8;
+            const int row = i / kPieces * Buffers::kPitch;
             float of_gy[8], of_v[8];
             to_floats(*reinterpret_cast<const Vec<Value, 8>*>(staged_gy() + 8 * i), of_gy);
             to_floats(*reinterpret_cast<const Vec<Value, 8>*>(staged_v() + 8 * i), of_v);
 #pragma unroll
-            for (int half = 0; half < 8; half += 4) {
-                scores.template put<kRowGy>(place + half, four(of_gy + half));
-                scores.template put<kRowGsa>(place + half, *reinterpret_cast<const Four*>(staged_gsa() + 8 * i + half));
-                scores.template put<kRowV>(place + half, four(of_v + half));
-                scores.template put<kRowSa>(place + half, *reinterpret_cast<const Four*>(staged_sa() + 8 * i + half));
+            for (int half = 0; half < 2; ++half) {
+                const int column = row + 4 * (piece + half * kPieces);
+                scores.template put<kRowGy>(row + 8 * piece + 4 * half, four(of_gy + 4 * half));
+                scores.template put<kRowV>(row + 8 * piece + 4 * half, four(of_v + 4 * half));
+                scores.template put<kRowGsa>(column, *reinterpret_cast<const Four*>(staged_gsa() + quad(i, half)));
+                scores.template put<kRowSa>(column, *reinterpret_cast<const Four*>(staged_sa() + quad(i, half)));
             }
         }
     }
@@ -165,9 +173,8 @@ private:
         this->gw.first += 16 * this->gw.stride_t;
     }
 
-    static KGEN_DEVICE Value* staged_gy() {
-        return reinterpret_cast<Value*>(dynamic_smem<char>() + Buffers::kBytes + kWarps * 2 * kInputs);
-    }
+    static KGEN_DEVICE u16* first_inputs() { return dynamic_smem<u16>() + Buffers::kBytes / 2; }
+    static KGEN_DEVICE Value* staged_gy() { return reinterpret_cast<Value*>(first_inputs() + kWarps * kInputs); }
     static KGEN_DEVICE Value* staged_v() { return staged_gy() + kStaged; }
     static KGEN_DEVICE float* staged_gsa() { return reinterpret_cast<float*>(staged_v() + kStaged); }
     static KGEN_DEVICE float* staged_sa() { return staged_gsa() + kStaged; }

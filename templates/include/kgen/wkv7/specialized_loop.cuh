@@ -190,7 +190,7 @@ private:
         Copier copier = copier_of(column, order);
         const auto copy = [&](int chunk) {
             if constexpr (kRowCopies) {
-                copier.start(values(chunk) - warp() * kWarpValues, order.left(chunk), width + column % kColumns);
+                copier.start(values(chunk) - warp() * kWarpValues, order.left(chunk), this->width);
             } else {
                 copier.start(values(chunk), order.left(chunk), width);
             }
