@@ -99,14 +99,14 @@ protected:
 public:
     static constexpr int kTiles = ceil_div(Keys, 16), kPerWarp = ceil_div(kTiles, Warps);
     static constexpr int kUnrolledTiles = Pass::kLevelTerms == 1 ? kPerWarp : 1;  // else addresses would spill
-    // 16-bit values of a tile of keys, and of a warp. RowCopier asks for the shifts.
+    // 16-bit values of a tile of keys, and of a warp. WholeRowCopier asks for the shifts.
     static constexpr int kInputs = kOfW + TileCopier<W, CopyVec>::kElements + (RowCopies ? 16 * Warps : 0);
     static constexpr int kWarpInputs = kPerWarp * Stages * kInputs + (RowCopies ? 16 : 0);
     static constexpr int kBytes = Buffers::kBytes + 2 * Warps * kWarpInputs;
 
 protected:
     template <class T>
-    using CopierOf = Select<RowCopies, RowCopier<T, CopyVec, Warps, kPerWarp, kWarpInputs, kInputs, kDirection>,
+    using CopierOf = Select<RowCopies, WholeRowCopier<T, CopyVec, Warps, kPerWarp, kWarpInputs, kInputs, kDirection>,
                             TileCopier<T, CopyVec, kDirection>>;
 
 public:

@@ -2,7 +2,7 @@
 //
 // While a block computes a chunk, the next one's inputs are on their way: r, k, a, b and w to the second buffer of each
 // warp, the rows of gy, gsa, v and sa to a buffer that every thread reads before it starts the next copies, and the
-// states to L2. Addresses advance by additions. The warps copy whole rows for each other (RowCopier).
+// states to L2. Addresses advance by additions. The warps copy whole rows for each other (WholeRowCopier).
 //
 // Shared memory: that of ChunkRows without its inputs; Value inputs[warps][2][5][16][16] and 32 bytes per warp; 16-byte
 // pieces of gy and v, then of gsa and sa, in the order of the threads that copy them.
@@ -32,7 +32,7 @@ class ChunkRowsLoop : public ChunkRows<Config, State> {
     static constexpr int kStaged = 16 * 8 * kPieces;       // elements of a staged tensor
     static constexpr int kInputs = 2 * 5 * kTile + 16;     // 16-bit values of a warp's buffers
     template <class T>
-    using Copier = RowCopier<T, 8, kWarps, 1, kInputs, 0>;
+    using Copier = WholeRowCopier<T, 8, kWarps, 1, kInputs, 0>;
     // Whether every warp has 16 keys, and rows of states end with a block of 16 value features.
     static constexpr bool kWhole = kK % Rows::kKeys == 0 && kV % 16 == 0;
 

@@ -41,7 +41,7 @@ struct Tf32Loop : ColumnTensors<typename Config::Value, typename Config::W> {
     using Buffers = typename Producer::Buffers;
     static constexpr bool kRowCopies = Config::kRowCopies;
     static constexpr int kValues = 256, kWarpValues = Config::kStages * kValues + (kRowCopies ? 16 : 0);  // of c
-    using Copier = Select<kRowCopies, RowCopier<T, Config::kVec, Config::kWarps, 1, kWarpValues, 0>,
+    using Copier = Select<kRowCopies, WholeRowCopier<T, Config::kVec, Config::kWarps, 1, kWarpValues, 0>,
                           TileCopier<T, Config::kVec>>;
     using Ops = Tf32Operands<Config::kSplit>;
     static constexpr bool kSplit = Config::kSplit, kSplitOutput = Config::kSplitOutput;

@@ -130,7 +130,7 @@ class Tf32Producer {
 public:
     using Buffers = Tf32Buffers<Config::kK, kWarps>;
     static constexpr int kTiles = Buffers::kTiles, kPerWarp = ceil_div(kTiles, kWarps);
-    // 16-bit values of a tile of keys, and of a warp. RowCopier asks for the shifts.
+    // 16-bit values of a tile of keys, and of a warp. WholeRowCopier asks for the shifts.
     static constexpr int kInputs = kOfW + TileW::kElements + (kRowCopies ? 16 * kWarps : 0);
     static constexpr int kWarpInputs = kPerWarp * kStages * kInputs + (kRowCopies ? 16 : 0);
     static constexpr int kBytes = Buffers::kBytes + 2 * kWarps * kWarpInputs;
@@ -241,7 +241,7 @@ private:
     }
 
     template <class Element>
-    using CopierOf = Select<kRowCopies, RowCopier<Element, Config::kVec, kWarps, kPerWarp, kWarpInputs, kInputs>,
+    using CopierOf = Select<kRowCopies, WholeRowCopier<Element, Config::kVec, kWarps, kPerWarp, kWarpInputs, kInputs>,
                             TileCopier<Element, Config::kVec>>;
     template <class Element>
     static KGEN_DEVICE CopierOf<Element> copier(const StepPointer<Element>& rows, int warp) {

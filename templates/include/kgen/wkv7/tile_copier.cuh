@@ -4,7 +4,7 @@
 // 15, whose words are two neighbours in a row. What lies beyond the last step or column is zero.
 //
 // Synchronisation: the caller commits, waits, and calls sync_warp before the warp reads the tile. The warps of a
-// RowCopier copy for each other: there a barrier of all of them has to follow the wait.
+// WholeRowCopier copy for each other: there a barrier of all of them has to follow the wait.
 #pragma once
 
 #include "kgen/chunked/swizzled_tile.cuh"
@@ -79,7 +79,7 @@ private:
 //
 // WarpStride, TileStride: 16-bit values from a warp's first tile to the next warp's, and between tiles of a warp.
 template <class T, int Vec, int Warps, int PerWarp, int WarpStride, int TileStride, Direction D = Direction::forward>
-class RowCopier {
+class WholeRowCopier {
     static constexpr int kVec = min(Vec, 16 / static_cast<int>(sizeof(T)));
     static constexpr int kColumns = 16 * Warps * PerWarp, kPerRow = kColumns / kVec, kThreads = kWarpSize * Warps;
     static constexpr int kCopies = 16 * kPerRow / kThreads;  // of a thread
@@ -87,8 +87,8 @@ class RowCopier {
 
 public:
     // `rank`: the thread's among those of all warps. Columns are counted from `column` on, steps from `begin` on.
-    KGEN_DEVICE RowCopier(const StepPointer<T>& rows, int column, i64 begin, int rank)
-        : next_(rows.first + (begin + step(rank)) * rows.stride + column + RowCopier::column(rank)),
+    KGEN_DEVICE WholeRowCopier(const StepPointer<T>& rows, int column, i64 begin, int rank)
+        : next_(rows.first + (begin + step(rank)) * rows.stride + column + WholeRowCopier::column(rank)),
           stride_(rows.stride),
           rank_(rank) {}
 
