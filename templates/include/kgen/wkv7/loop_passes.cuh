@@ -6,6 +6,8 @@
 //     ForwardSums       A         B    K    v    sa                 in time
 //     ForwardStates     A         B    K    v                       in time; the state after them
 //     BackwardSums      B    K    A    R    gy   gsa      gv        from the last to the first
+//     ForwardSumStates, BackwardSumStates: the loops of ForwardSums and BackwardSums, of which only the state after all
+//     chunks is stored
 //
 // With S the state, or its gradient (formulas: chunk_columns.cuh), and all rows as halving_producer.cuh has them:
 //
@@ -101,6 +103,14 @@ struct BackwardSums : BackwardRoles {
     static constexpr bool kReadsR = true;
     static constexpr int kTermsA = 2, kTermsR = 2, kTermsK = 1, kTermsB = 2;  // gv alone reads K
     static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
+};
+
+// The states after all chunks, as accurate as those that the loops of the backward pass store.
+struct ForwardSumStates : ForwardSums {
+    static constexpr bool kFirst = false;
+};
+struct BackwardSumStates : BackwardSums {
+    static constexpr bool kFirst = false, kSecond = false;
 };
 
 // The loop of a Pass with the rows of quotient_producer.cuh. Scores are products of these rows, so that R and K need
