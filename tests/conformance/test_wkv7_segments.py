@@ -15,7 +15,7 @@ from test_host import BY_RANK, SHUFFLED, run_configs
 from kgen.catalogue import open_catalogue
 from kgen.check.case import NORMAL, SHARED, Case
 from kgen.check.schedule import Schedule
-from kgen.model.config import Config
+from kgen.model.config import Config, Value
 from kgen.model.problem import Problem, parse_problem
 from kgen.model.record import Fate
 from kgen.operators.base import Operator
@@ -33,6 +33,20 @@ CASES = (
     (f"B=1,H=1,T=52,K=128,V=16,{BF16},decay_form=raw", 3, (1, 4, 4), 2, 8),
     (f"B=1,N=3,H=2,T=150,K=48,V=32,{BF16},decay_form=raw,{BEFORE},{PACKED}", 3, (2, 2, 4), 4, 8),
 )  # fmt: skip
+AFTER = "final_state_dtype=fp32"
+# The same of the backward pass; further parameters.
+BACKWARD = (
+    (f"B=1,H=2,T=150,K=64,V=40,{BF16},decay_form=log,{AFTER}", 3, (1, 4, 8), 2, 8, {}),
+    (f"B=2,H=1,T=264,K=16,V=64,{BF16},decay_form=clamp", 8, (4, 4, 8), 2, 8, {}),
+    (f"B=2,H=1,T=128,K=48,V=16,{BF16},decay_form=raw,{AFTER}", 4, (1, 2, 2), 4, 8, {}),
+    (f"B=1,H=1,T=97,K=20,V=50,{BF16},decay_form=clamp", 3, (2, 4, 2), 2, 2, {"quotients": 1}),
+    (f"B=1,N=3,H=2,T=150,K=48,V=32,{BF16},decay_form=raw,{AFTER},{PACKED}", 3, (2, 2, 4), 4, 8,
+     {"level_loop": 1}),
+    (f"B=1,N=3,H=1,T=200,K=64,V=64,{BF16},decay_form=clamp,{AFTER},{PACKED}", 4, (4, 4, 8), 2, 8,
+     {"quotients": 1, "state_bytes": 2}),
+    (f"B=1,H=1,T=230,K=64,V=64,{BF16},decay_form=clamp,{AFTER}", 3, (2, 4, 4), 2, 8,
+     {"quotients": 1, "consumer_scores": 1, "chunk": 32, "state_bytes": 2}),
+)  # fmt: skip
 QUOTIENTS = (
     (f"B=1,H=1,T=150,K=64,V=40,{BF16},decay_form=clamp,{BEFORE}", 3, (1, 4, 8), 2, 8),
     (f"B=1,N=3,H=2,T=150,K=48,V=32,{BF16},decay_form=clamp,{BEFORE},{PACKED}", 3, (2, 2, 4), 4, 8),
@@ -42,14 +56,17 @@ QUOTIENTS = (
 def certify(
     text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int,
     orders: tuple[int, ...] = (BY_RANK, SHUFFLED),
-    changed: Callable[[Operator], Operator] = lambda operator: operator, quotients: int = 0,
+    changed: Callable[[Operator], Operator] = lambda operator: operator, pass_name: str = "forward",
+    **others: Value,
 ) -> None:  # fmt: skip
     entry = open_catalogue().entry("wkv7")
-    variant = entry.space.variant("forward", "warp_specialized_segments")
+    variant = entry.space.variant(pass_name, "warp_specialized_segments")
     problem = parse_problem(text, entry.operator.signature)
-    values = dict(zip(("warps", "row_warps", "state_warps"), warps, strict=True))
-    values |= {"segments": segments, "stages": stages, "vec": vec, "min_blocks": 1}
-    values["quotients"] = quotients
+    values: dict[str, Value] = dict(
+        zip(("warps", "row_warps", "state_warps"), warps, strict=True))
+    values |= {"segments": segments, "stages": stages, "vec": vec, "min_blocks": 1} | others
+    if pass_name == "backward":
+        values |= {"chunk_warps": 1, "chunk_blocks": 1}
     config = Config.of(variant.name, values)
     for _, _, outcome in run_configs(entry, variant, "host", [(problem, config)], orders, changed):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
@@ -67,6 +84,14 @@ def test_quotients(
     text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int
 ) -> None:
     certify(text, segments, warps, stages, vec, quotients=1)
+
+
+@pytest.mark.parametrize(("text", "segments", "warps", "stages", "vec", "others"), BACKWARD)
+def test_backward(
+    text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int,
+    others: dict[str, Value],
+) -> None:  # fmt: skip
+    certify(text, segments, warps, stages, vec, pass_name="backward", **others)
 
 
 def transitions_overflow(operator: Operator) -> Operator:
@@ -100,4 +125,4 @@ def test_a_transition_that_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Schedule, "certify", own)
     text = f"B=1,H=1,T=150,K=16,V=16,{BF16},decay_form=clamp"
     for quotients in (0, 1):
-        certify(text, 3, (1, 1, 2), 2, 8, (BY_RANK,), transitions_overflow, quotients)
+        certify(text, 3, (1, 1, 2), 2, 8, (BY_RANK,), transitions_overflow, quotients=quotients)

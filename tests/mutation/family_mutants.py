@@ -778,7 +778,7 @@ FAMILIES = (
         (
             Mistake("decay before the chunk", r"Pass::kQuotients && kBack\)", "false)"),
             Mistake("factor of rows", r"kBack \? product\[x\] \* r_factor_", "kBack ? product[x]"),
-            Mistake("decays behind the last step", r"if constexpr \(kBack\) this->keep",
+            Mistake("decays behind the last step", r"if constexpr \(Pass::kKeepsState\) this->keep",
                     "if (false) this->keep"),
             Mistake("matrices without r", r"kReadsR \? i : 3 \* i", "kReadsR ? i : i",
                     "kgen/wkv7/quotient_producer"),

@@ -18,7 +18,7 @@
 //     W w and bf16 r, k, a, b [warps][tiles of a warp][Stages]: copies of the inputs, 16 keys each (tile_copier.cuh)
 //
 // Scores of steps with later steps are zero from the beginning where nothing writes them. Rows beyond the last step
-// are zero. Decays there are 1 in loops that begin with the last chunk; in the others nothing reads a later state.
+// are zero. Decays there are 1 where the Pass has kKeepsState; elsewhere nothing reads a later state.
 //
 // A Pass is one of loop_passes.cuh.
 //

@@ -58,6 +58,7 @@ struct ChunkOrder {
 
 struct ForwardRoles {
     static constexpr auto kDirection = Direction::forward;
+    static constexpr bool kKeepsState = false;  // whether steps beyond the last one leave the state as it is
     static constexpr bool kQuotients = false, kConsumerScores = false;  // see ByQuotients
     static constexpr int kZStateTerms = 2;     // of the state that z reads
     static constexpr Row kX = kRowA, kZ = kRowR, kP = kRowB, kQ = kRowK;
@@ -66,6 +67,7 @@ struct ForwardRoles {
 
 struct BackwardRoles {
     static constexpr auto kDirection = Direction::backward;
+    static constexpr bool kKeepsState = true;
     static constexpr bool kQuotients = false, kConsumerScores = false;
     static constexpr int kZStateTerms = 2;
     static constexpr Row kX = kRowB, kZ = kRowK, kP = kRowA, kQ = kRowR;
@@ -107,7 +109,7 @@ struct BackwardSums : BackwardRoles {
 
 // The states after all chunks, as accurate as those that the loops of the backward pass store.
 struct ForwardSumStates : ForwardSums {
-    static constexpr bool kFirst = false;
+    static constexpr bool kFirst = false, kKeepsState = true;
 };
 struct BackwardSumStates : BackwardSums {
     static constexpr bool kFirst = false, kSecond = false;

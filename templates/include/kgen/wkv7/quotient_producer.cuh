@@ -48,7 +48,7 @@ public:
     KGEN_DEVICE void put_rows(int chunk) {
         this->begin_rows(chunk);
         if (kTiles < Warps && warp_ >= kTiles) return;
-        if constexpr (kBack) this->keep_state_behind(chunk);
+        if constexpr (Pass::kKeepsState) this->keep_state_behind(chunk);
 #pragma unroll 1
         for (int n = 0; n < kPerWarp; n += kAtOnce) put_tiles(chunk, n + own_tile());
     }
