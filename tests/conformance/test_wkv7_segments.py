@@ -95,7 +95,7 @@ def test_backward(
 
 
 def transitions_overflow(operator: Operator) -> Operator:
-    """Changes the operator: a and b grow a state beyond fp32 where it is zero."""
+    """Changes the operator: a and b grow a state and its gradient beyond fp32 where they are zero."""
 
     def inputs(
         pass_name: str, problem: Problem, _: str, drawn: torch.Generator, device: torch.device
@@ -103,6 +103,8 @@ def transitions_overflow(operator: Operator) -> Operator:
         made = operator.make_inputs(pass_name, problem, "normal", drawn, device)
         steps = made["v"].shape[1]
         made["v"][:, : 2 * steps // 3] = 0.0
+        if pass_name == "backward":
+            made["gy"][:, steps // 3 :] = 0.0
         for name in ("a", "b"):
             made[name][:, steps // 3 : 2 * steps // 3] = 2.0**20
         return made
@@ -110,7 +112,8 @@ def transitions_overflow(operator: Operator) -> Operator:
     return replace(operator, make_inputs=inputs)
 
 
-def test_a_transition_that_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pass_name", ["forward", "backward"])
+def test_a_transition_that_overflows(pass_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inf times a state of zero is NaN; the steps before the segment say that it is zero."""
     by_all = Schedule.certify
 
@@ -125,4 +128,5 @@ def test_a_transition_that_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Schedule, "certify", own)
     text = f"B=1,H=1,T=150,K=16,V=16,{BF16},decay_form=clamp"
     for quotients in (0, 1):
-        certify(text, 3, (1, 1, 2), 2, 8, (BY_RANK,), transitions_overflow, quotients=quotients)
+        certify(text, 3, (1, 1, 2), 2, 8, (BY_RANK,), transitions_overflow, pass_name,
+                quotients=quotients)

@@ -37,7 +37,7 @@ struct ColumnTensors {
             const i64 t = time_of<D>(step, steps);
             const bool outset = kBack ? (t + 1) % StateSteps == 0 || step == 0 : t % StateSteps == 0;
             if constexpr (kScaled<State>) {
-                if (outset) write_scaled(state, t / StateSteps, Keys, column);
+                if (checkpoints != nullptr && outset) write_scaled(state, t / StateSteps, Keys, column);
             } else if (checkpoints != nullptr && outset) {
                 for (i64 i = 0; i < Keys; ++i)
                     checkpoints[(t / StateSteps * Keys + i) * pitch + column] = from_float<State>(state.at(i));
@@ -60,6 +60,13 @@ struct ColumnTensors {
         }
         if (end != nullptr)
             for (i64 i = 0; i < Keys; ++i) end[i * pitch + column] = state.at(i);
+    }
+
+    // Lets `second` of all steps go to `rows`, and stores nothing else.
+    KGEN_DEVICE void without_outputs(const Rows<Value>& rows) {
+        checkpoints = nullptr;
+        first = {nullptr, 0, 0, 0};
+        second = rows;
     }
 
     // A column of a checkpoint.
