@@ -117,10 +117,10 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, Sta
         if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite)) again();
     }
 
-    // The steps one by one. end: the state after them, or null.
-    template <bool Second>
+    // The steps one by one. end: the state after them, or null. Outputs: as step_by_step has it.
+    template <bool Second, bool Outputs = true>
     KGEN_DEVICE void run_steps(const float* start, float* end) const {
-        this->template step_by_step<Pass::kDirection, Second, Config::kK, kColumns, Config::kForm>(
+        this->template step_by_step<Pass::kDirection, Second, Config::kK, kColumns, Config::kForm, Outputs>(
             start, end);
     }
 
