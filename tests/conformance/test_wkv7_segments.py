@@ -45,7 +45,7 @@ BACKWARD = (
     (f"B=1,N=3,H=1,T=200,K=64,V=64,{BF16},decay_form=clamp,{AFTER},{PACKED}", 4, (4, 4, 8), 2, 8,
      {"quotients": 1, "state_bytes": 2}),
     (f"B=1,H=1,T=230,K=64,V=64,{BF16},decay_form=clamp,{AFTER}", 3, (2, 4, 4), 2, 8,
-     {"quotients": 1, "consumer_scores": 1, "chunk": 32, "state_bytes": 2}),
+     {"quotients": 1, "consumer_scores": 1, "chunk": 32, "state_bytes": 2, "state_row_warps": 8}),
 )  # fmt: skip
 QUOTIENTS = (
     (f"B=1,H=1,T=150,K=64,V=40,{BF16},decay_form=clamp,{BEFORE}", 3, (1, 4, 8), 2, 8),
@@ -66,7 +66,8 @@ def certify(
         zip(("warps", "row_warps", "state_warps"), warps, strict=True))
     values |= {"segments": segments, "stages": stages, "vec": vec, "min_blocks": 1} | others
     if pass_name == "backward":
-        values |= {"chunk_warps": 1, "chunk_blocks": 1}
+        values |= {"chunk_warps": 1, "chunk_blocks": 1, "state_row_warps": values["row_warps"]}
+        values |= others
     config = Config.of(variant.name, values)
     for _, _, outcome in run_configs(entry, variant, "host", [(problem, config)], orders, changed):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"

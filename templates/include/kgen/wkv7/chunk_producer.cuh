@@ -192,14 +192,14 @@ private:
             const int first = 16 * n * Warps, width = Keys - 16 * warp_ - first;
             u16* to = inputs_of(chunk, n);
             if constexpr (Pass::kReadsR) r_.start(to, left, width, first);
-            k_.start(to + kOfK, left, width, first);
+            if constexpr (Pass::kReadsK) k_.start(to + kOfK, left, width, first);
             a_.start(to + kOfA, left, width, first);
             b_.start(to + kOfB, left, width, first);
             w_.start(to + kOfW, left, width, first);
         }
         cp_async_commit();
         if constexpr (Pass::kReadsR) r_.advance();
-        k_.advance();
+        if constexpr (Pass::kReadsK) k_.advance();
         a_.advance();
         b_.advance();
         w_.advance();

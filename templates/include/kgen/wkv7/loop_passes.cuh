@@ -59,7 +59,7 @@ struct ChunkOrder {
 struct ForwardRoles {
     static constexpr auto kDirection = Direction::forward;
     static constexpr bool kKeepsState = false;  // whether steps beyond the last one leave the state as it is
-    static constexpr bool kQuotients = false, kConsumerScores = false;  // see ByQuotients
+    static constexpr bool kQuotients = false, kConsumerScores = false, kReadsK = true;  // see ByQuotients
     static constexpr int kZStateTerms = 2;     // of the state that z reads
     static constexpr Row kX = kRowA, kZ = kRowR, kP = kRowB, kQ = kRowK;
     static constexpr Score kScoreXQ = kScoreAK, kScoreZP = kScoreRB, kScoreZQ = kScoreRK;
@@ -68,7 +68,7 @@ struct ForwardRoles {
 struct BackwardRoles {
     static constexpr auto kDirection = Direction::backward;
     static constexpr bool kKeepsState = true;
-    static constexpr bool kQuotients = false, kConsumerScores = false;
+    static constexpr bool kQuotients = false, kConsumerScores = false, kReadsK = true;
     static constexpr int kZStateTerms = 2;
     static constexpr Row kX = kRowB, kZ = kRowK, kP = kRowA, kQ = kRowR;
     static constexpr Score kScoreXQ = kScoreRB, kScoreZP = kScoreAK, kScoreZQ = kScoreRK;
@@ -116,11 +116,13 @@ struct BackwardSumStates : BackwardSums {
 };
 
 // The loop of a Pass with the rows of quotient_producer.cuh. Scores are products of these rows, so that R and K need
-// low terms. With them y needs none of the state. ConsumerScores: whether consumers compute scores, not producers.
+// low terms. With them y needs none of the state. Loops backward without outputs need neither K nor scores with K.
+// ConsumerScores: whether consumers compute scores, not producers.
 template <class Pass, bool ConsumerScores = false>
 struct ByQuotients : Pass {
     static constexpr bool kQuotients = true, kConsumerScores = ConsumerScores;
-    static constexpr int kTermsR = Pass::kReadsR ? 2 : 0, kTermsK = Pass::kReadsR ? 2 : Pass::kTermsK;
+    static constexpr bool kReadsK = Pass::kDirection == Direction::forward || Pass::kFirst;
+    static constexpr int kTermsR = Pass::kReadsR ? 2 : 0, kTermsK = !kReadsK ? 0 : Pass::kReadsR ? 2 : Pass::kTermsK;
     static constexpr int kZStateTerms = Pass::kStateTerms;
 };
 

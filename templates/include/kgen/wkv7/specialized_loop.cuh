@@ -168,7 +168,7 @@ private:
     static KGEN_DEVICE void put_scores(const Scores& scores, int chunk) {
 #pragma unroll 1
         for (int i = warp(); i < Scores::kMatrices; i += kWarps)
-            scores.put_score(chunk, Pass::kReadsR ? i : 3 * i);
+            scores.put_score(chunk, Scores::matrix(i));
     }
 
     // column: the first one of the warp in c and the outputs; `width` of c exist from there on.
