@@ -747,6 +747,24 @@ FAMILIES = (
         {"segments": 3},
     ),
     Family(
+        "wkv7", "backward", "warp_specialized_segments",
+        "B=1,T=100,H=1,K=16,V=24,dtype=bf16,w_dtype=bf16,decay_form=raw,final_state_dtype=fp32",
+        (
+            Mistake("transposed transition", r"kBack \? row \* Keys \+ key",
+                    "kBack ? key * Keys + row"),
+            Mistake("order of segments", r"\(kBack \? -1 : 1\) \* Keys \* Keys", "Keys * Keys"),
+            Mistake("last segment", r"states \+= \(Sums - 1\)", "states += (Sums - 2)"),
+            Mistake("final gradient", r"behind != nullptr && is_there", "false && is_there"),
+            Mistake("segment of gradients", r"\+\+block\.segment;", ""),
+            Mistake("state before a segment", r"\(block\.place\(\) - 1\)", "block.place()"),
+            Mistake("steps beyond the last one", r"kFirst = false, kKeepsState = true",
+                    "kFirst = false, kKeepsState = false"),
+            Mistake("chunk of a segment", r"\(span\.first - all\.first\)",
+                    "(all.first - all.first)"),
+        ),
+        {"segments": 3},
+    ),
+    Family(
         "wkv7", "backward", "warp_specialized",
         "B=1,T=45,H=1,K=16,V=16,dtype=bf16,w_dtype=bf16,decay_form=raw,final_state_dtype=fp32",
         (
