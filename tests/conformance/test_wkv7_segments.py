@@ -96,7 +96,7 @@ def test_backward(
 
 
 def transitions_overflow(operator: Operator) -> Operator:
-    """Changes the operator: a and b grow a state and its gradient beyond fp32 where they are zero."""
+    """Changes the operator: a and b grow states and gradients beyond fp32 where they are zero."""
 
     def inputs(
         pass_name: str, problem: Problem, _: str, drawn: torch.Generator, device: torch.device
