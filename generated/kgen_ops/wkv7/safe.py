@@ -224,10 +224,10 @@ def naive_4(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
         block=(64, 1, 1), smem=0,
     )
     grid_2_x = ceil_div(size_n * size_h * size_k, 64)
-    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
-    new_gradients = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
+    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
     new_checkpoint_states = file.scratch(
         size_h * (size_n * ceil_div(size_t, 64)) * size_k * size_v, torch.float32,
     )
@@ -238,10 +238,10 @@ def naive_4(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
         gfinal_state: int, cu_seqlens: int, gr: int, gw: int, gk: int, gv: int, ga: int, gb: int,
         ginitial_state: int, scale: float,
     ) -> None:
-        states = new_states()
-        gradients = new_gradients()
         sa = new_sa()
         gsa = new_gsa()
+        states = new_states()
+        gradients = new_gradients()
         checkpoint_states = new_checkpoint_states()
         chunk_states = new_chunk_states()
         launch_1(
@@ -324,10 +324,10 @@ def naive_5(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
         block=(64, 1, 1), smem=0,
     )
     grid_2_x = ceil_div(size_n * size_h * size_k, 64)
-    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
-    new_gradients = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
+    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
     new_checkpoint_states = file.scratch(
         size_h * (size_t // 64 + size_n) * size_k * size_v, torch.float32,
     )
@@ -338,10 +338,10 @@ def naive_5(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
         gfinal_state: int, cu_seqlens: int, gr: int, gw: int, gk: int, gv: int, ga: int, gb: int,
         ginitial_state: int, scale: float,
     ) -> None:
-        states = new_states()
-        gradients = new_gradients()
         sa = new_sa()
         gsa = new_gsa()
+        states = new_states()
+        gradients = new_gradients()
         checkpoint_states = new_checkpoint_states()
         chunk_states = new_chunk_states()
         launch_1(
@@ -424,10 +424,10 @@ def naive_6(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
         block=(64, 1, 1), smem=0,
     )
     grid_2_x = ceil_div(size_n * size_h * size_k, 64)
-    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
-    new_gradients = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
+    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
     new_checkpoint_states = file.scratch(
         size_h * (size_t // 64 + size_n) * size_k * size_v, torch.float32,
     )
@@ -438,10 +438,10 @@ def naive_6(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
         gfinal_state: int, cu_seqlens: int, gr: int, gw: int, gk: int, gv: int, ga: int, gb: int,
         ginitial_state: int, scale: float,
     ) -> None:
-        states = new_states()
-        gradients = new_gradients()
         sa = new_sa()
         gsa = new_gsa()
+        states = new_states()
+        gradients = new_gradients()
         checkpoint_states = new_checkpoint_states()
         chunk_states = new_chunk_states()
         launch_1(

@@ -1,7 +1,7 @@
-// digest: 1c4304985dfa
+// digest: c25fd7b001a0
 // Rendered by kgen from templates/wkv/forward_warp_specialized_segments.cu.jinja
 // config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 forward for few heads: as forward_warp_specialized, with segments of T side by side; bf16.
 //
 //     wkv_segment_states  the state each segment but the last one adds, and its product of decays
@@ -17,7 +17,7 @@
 namespace {
 
 using Value = kgen::bf16;
-using W = float;
+using W = kgen::bf16;
 using U = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::i64;
@@ -35,7 +35,7 @@ constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 struct Inputs {
     using W = ::W;
     using U = ::U;
-    static constexpr auto kForm = kgen::DecayForm::log;
+    static constexpr auto kForm = kgen::DecayForm::raw;
     static constexpr bool kPerStep = true;
     static constexpr int kK = 64;
     static constexpr int kV = ::kV;

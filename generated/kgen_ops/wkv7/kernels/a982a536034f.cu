@@ -1,11 +1,11 @@
-// digest: 4a1ca5edf3d9
-// Rendered by kgen from templates/wkv7/forward_warp_specialized.cu.jinja
-// config: warp_specialized(warps=8, row_warps=8, stages=2, vec=8, min_blocks=1, quotients=1)
-// problem: K=128, V=128, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
-// wkv7 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16.
+// digest: a982a536034f
+// Rendered by kgen from templates/wkv7/forward_warp_specialized_tf32.cu.jinja
+// config: warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
+// wkv7 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; TF32 operands, any decay.
 //
-// Formulas, shared memory and barriers: kgen/wkv7/specialized_loop.cuh.
-#include "kgen/wkv7/specialized_loop.cuh"
+// Formulas, shared memory and barriers: kgen/wkv7/tf32_loop.cuh.
+#include "kgen/wkv7/tf32_loop.cuh"
 
 namespace {
 
@@ -16,31 +16,35 @@ using kgen::i64;
 using kgen::wkv7::Rows;
 using kgen::wkv7::step_pointer;
 
-constexpr int kV = 128;
+constexpr int kV = 64;
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
+constexpr bool kFinalState = kgen::kPresent<kgen::none>;
+constexpr bool kFine = !kgen::detail::kIsBf16<Value>;  // fp16: rounding to TF32 loses more than y may
 
 struct Config {
+    using Value = ::Value;
     using W = ::W;
     static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;
-    static constexpr int kK = 128;
-    static constexpr int kWarps = 8;         // consumers, 16 value features each
-    static constexpr int kRowWarps = 8;  // producers
+    static constexpr int kK = 64;
+    static constexpr int kWarps = 4;         // consumers, 16 value features each
+    static constexpr int kRowWarps = 4;  // producers
     static constexpr int kStages = 2;       // chunks of inputs in shared memory
     static constexpr int kVec = 8;             // elements per copy
+    static constexpr bool kSplit = kFinalState || kFine;  // 3xTF32
+    static constexpr bool kSplitOutput = kFine;
 };
 
-using Pass = kgen::wkv7::ByQuotients<kgen::wkv7::ForwardOutputs>;
-using Loop = kgen::wkv7::SpecializedLoop<Config, Pass>;
+using Loop = kgen::wkv7::Tf32Loop<Config>;
 
 constexpr int kValueBlocks = kgen::ceil_div(kV, Loop::kColumns);
 
-static_assert(!kgen::kPresent<kgen::none>, "a returned state is more accurate");
+static_assert(sizeof(Value) == 2, "outputs in fp32 are more accurate");
 static_assert(Config::kK % Config::kVec == 0 && kV % Config::kVec == 0,
               "copies must end with a row");
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Loop::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(Loop::kThreads, 2)
 wkv7_forward(const Value* __restrict__ r,              // [B, T, H, K]
              const W* __restrict__ w,                  // [B, T, H, K]
              const Value* __restrict__ k,              // [B, T, H, K]
@@ -50,6 +54,7 @@ wkv7_forward(const Value* __restrict__ r,              // [B, T, H, K]
              const float* __restrict__ initial_state,  // [N, H, K, V] or null
              const Offset* __restrict__ cu_seqlens,    // [N + 1] or null
              Value* __restrict__ y,                    // [B, T, H, V]
+             float* __restrict__ final_state,          // [N, H, K, V] or null
              i64 T, i64 H, i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 w_stride_B,
              i64 w_stride_T, i64 w_stride_H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H,
              i64 v_stride_B, i64 v_stride_T, i64 v_stride_H, i64 a_stride_B, i64 a_stride_T,
@@ -83,7 +88,8 @@ wkv7_forward(const Value* __restrict__ r,              // [B, T, H, K]
                     nullptr,
                     {nullptr, 0, 0, 0},
                     {y_h.first + first, y_h.stride_b, y_h.stride_t, y_h.stride_h}};
-    loop(kInitialState ? initial_state + state + first : nullptr);
+    loop(kInitialState ? initial_state + state + first : nullptr,
+         kFinalState ? final_state + state + first : nullptr);
 }
 
 KGEN_EXPORT(wkv7_forward);

@@ -1,6 +1,6 @@
-// digest: 9cfcad2ef6a1
+// digest: 5c0dde5ff019
 // Rendered by kgen from templates/wkv7/backward_warp_specialized.cu.jinja
-// config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, chunk_blocks=3, quotients=1)
+// config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, chunk_blocks=3, state_bytes=2, quotients=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16. All sums are in a fixed
 // order.
@@ -19,7 +19,7 @@ namespace {
 using Value = kgen::bf16;
 using W = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
-using State = float;  // of the states in workspaces
+using State = kgen::bf16;  // of the states in workspaces
 using kgen::i64;
 using kgen::wkv7::dense_rows;
 using kgen::wkv7::Rows;

@@ -1,6 +1,6 @@
-// digest: c1b11c48bf2f
+// digest: e64a9c3c63dc
 // Rendered by kgen from templates/wkv7/backward_warp_specialized.cu.jinja
-// config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, chunk_blocks=3, state_bytes=2, quotients=1)
+// config: warp_specialized(warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, chunk_warps=4, chunk_blocks=3)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16. All sums are in a fixed
 // order.
@@ -19,7 +19,7 @@ namespace {
 using Value = kgen::bf16;
 using W = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
-using State = kgen::bf16;  // of the states in workspaces
+using State = float;  // of the states in workspaces
 using kgen::i64;
 using kgen::wkv7::dense_rows;
 using kgen::wkv7::Rows;
@@ -35,7 +35,7 @@ struct Config {
     static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;  // of w
     static constexpr int kWarps = 4;         // consumers of the first kernel, 16 value features each
     static constexpr int kRowWarps = 4;  // its producers
-    static constexpr int kStages = 2;       // its chunks of inputs in shared memory
+    static constexpr int kStages = 4;       // its chunks of inputs in shared memory
     static constexpr int kVec = 8;             // elements per copy
     static constexpr int kSteps = 16;               // of a chunk
 };
@@ -50,8 +50,8 @@ static_assert(!kgen::kPresent<kgen::none>, "the gradient of a state is more accu
 constexpr int kSize = Config::kK * Config::kV;
 constexpr bool kPacked = kgen::kPresent<Offset>;
 
-using ForwardPass = kgen::wkv7::ByQuotients<kgen::wkv7::ForwardSums, 0 != 0>;
-using BackwardPass = kgen::wkv7::ByQuotients<kgen::wkv7::BackwardSums, 0 != 0>;
+using ForwardPass = kgen::wkv7::ForwardSums;
+using BackwardPass = kgen::wkv7::BackwardSums;
 using Forward =
     kgen::wkv7::SpecializedLoop<Config, ForwardPass, State, 0 != 0>;
 using Backward =
@@ -63,7 +63,7 @@ static_assert(Config::kK % Config::kVec == 0 && Config::kV % Config::kVec == 0,
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Forward::kThreads, 2)
+extern "C" __global__ void __launch_bounds__(Forward::kThreads, 1)
 wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
                       const Value* __restrict__ r,              // [B, T, H, K]
                       const W* __restrict__ w,                  // [B, T, H, K]
