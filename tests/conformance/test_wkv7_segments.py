@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -57,17 +58,17 @@ def certify(
     text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int,
     orders: tuple[int, ...] = (BY_RANK, SHUFFLED),
     changed: Callable[[Operator], Operator] = lambda operator: operator, pass_name: str = "forward",
-    **others: Value,
+    others: Mapping[str, Value] = MappingProxyType({}),
 ) -> None:  # fmt: skip
     entry = open_catalogue().entry("wkv7")
     variant = entry.space.variant(pass_name, "warp_specialized_segments")
     problem = parse_problem(text, entry.operator.signature)
     values: dict[str, Value] = dict(
         zip(("warps", "row_warps", "state_warps"), warps, strict=True))
-    values |= {"segments": segments, "stages": stages, "vec": vec, "min_blocks": 1} | others
+    values |= {"segments": segments, "stages": stages, "vec": vec, "min_blocks": 1, **others}
     if pass_name == "backward":
         values |= {"chunk_warps": 1, "chunk_blocks": 1, "state_row_warps": values["row_warps"]}
-        values |= others
+        values |= dict(others)
     config = Config.of(variant.name, values)
     for _, _, outcome in run_configs(entry, variant, "host", [(problem, config)], orders, changed):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
@@ -84,7 +85,7 @@ def test_segments(
 def test_quotients(
     text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int
 ) -> None:
-    certify(text, segments, warps, stages, vec, quotients=1)
+    certify(text, segments, warps, stages, vec, others={"quotients": 1})
 
 
 @pytest.mark.parametrize(("text", "segments", "warps", "stages", "vec", "others"), BACKWARD)
@@ -92,7 +93,7 @@ def test_backward(
     text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int,
     others: dict[str, Value],
 ) -> None:  # fmt: skip
-    certify(text, segments, warps, stages, vec, pass_name="backward", **others)
+    certify(text, segments, warps, stages, vec, pass_name="backward", others=others)
 
 
 def transitions_overflow(operator: Operator) -> Operator:
@@ -130,4 +131,4 @@ def test_a_transition_that_overflows(pass_name: str, monkeypatch: pytest.MonkeyP
     text = f"B=1,H=1,T=150,K=16,V=16,{BF16},decay_form=clamp"
     for quotients in (0, 1):
         certify(text, 3, (1, 1, 2), 2, 8, (BY_RANK,), transitions_overflow, pass_name,
-                quotients=quotients)
+                others={"quotients": quotients})
