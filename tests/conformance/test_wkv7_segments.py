@@ -36,7 +36,7 @@ CASES = (
 )  # fmt: skip
 AFTER = "final_state_dtype=fp32"
 # The same of the backward pass; further parameters.
-BACKWARD = (
+BACKWARD: tuple[tuple[str, int, tuple[int, int, int], int, int, dict[str, Value]], ...] = (
     (f"B=1,H=2,T=150,K=64,V=40,{BF16},decay_form=log,{AFTER}", 3, (1, 4, 8), 2, 8, {}),
     (f"B=2,H=1,T=264,K=16,V=64,{BF16},decay_form=clamp", 8, (4, 4, 8), 2, 8, {}),
     (f"B=2,H=1,T=128,K=48,V=16,{BF16},decay_form=raw,{AFTER}", 4, (1, 2, 2), 4, 8, {}),
