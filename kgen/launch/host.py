@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,10 @@ from kgen.runtime.host import HostFault, HostFunction, HostModule, HostRefusal
 
 if TYPE_CHECKING:
     from kgen.launch.base import Tensors
+
+# Bytes of memory that nobody has written, by thread order, as unwritten_byte of
+# kgen/host/thread.hpp: NaN, or numbers for kernels that take another way where something is NaN.
+_UNWRITTEN = (0xFF, 0x3F, 0xFF, 0xBF)
 
 
 class HostDevice(Device):
@@ -67,18 +71,30 @@ class LoadedSharedObject(Module):
         self, plan: Plan, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> Callable[[], None]:
         """See `Module`. The result is synchronous."""
-        steps = [(launch, self._function(launch.kernel), self._arguments(launch, tensors, numbers))
-                 for launch in plan.launches if not launch.is_empty]
+        steps = []
+        held = list(tensors.values())
+        unwritten: list[torch.Tensor] = []
+        for place, launch in enumerate(plan.launches):
+            if launch.is_empty:
+                continue
+            early = _early_memory(plan, place, tensors)
+            shown = {**tensors, **early}
+            unwritten += [decoy.view(torch.uint8) for decoy in early.values()]
+            steps.append((launch, self._function(launch.kernel),
+                          self._arguments(launch, shown, numbers),
+                          [(decoy.data_ptr(), _data(tensors, name), decoy.nbytes)
+                           for name, decoy in early.items()]))
         device = self._device
-        held = tuple(tensors.values())
         orders = itertools.cycle(device.orders)
 
-        def run(_held: tuple[torch.Tensor | None, ...] = held) -> None:
+        def run(_held: Sequence[torch.Tensor | None] = held) -> None:
             seed = next(orders)
-            for launch, function, arguments in steps:
+            for memory in unwritten:
+                memory.fill_(_UNWRITTEN[seed % len(_UNWRITTEN)])
+            for launch, function, arguments, early in steps:
                 try:
                     function.launch(launch.grid, launch.block, launch.smem_bytes, arguments,
-                                    seed=seed, threads=device.threads)
+                                    seed, device.threads, launch.pdl, early)
                 except HostFault as error:
                     where = f"{launch_text(launch)}, thread order {seed}"
                     refused = isinstance(error, HostRefusal)
@@ -117,3 +133,35 @@ class LoadedSharedObject(Module):
             else:
                 arguments.append(ctypes.c_float(value))
         return arguments
+
+
+def _early_memory(plan: Plan, place: int, tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Memory that a launch with `pdl` finds in place of earlier results until it has waited.
+
+    Counters, which are no results, are left out.
+
+    Args:
+        plan: The plan.
+        place: The launch's place in the plan.
+        tensors: The call's tensors by name.
+    Returns:
+        By the name of each workspace that an earlier kernel has as well.
+    """
+    launch = plan.launches[place]
+    if not launch.pdl:
+        return {}
+    earlier = {name for before in plan.launches[:place] for name in before.args}
+    found: dict[str, torch.Tensor] = {}
+    for workspace in plan.workspaces:
+        actual = tensors.get(workspace.name)
+        if actual is None or not actual.is_floating_point() or not actual.numel():
+            continue
+        if workspace.name in launch.args and workspace.name in earlier:
+            found[workspace.name] = torch.empty_like(actual)
+    return found
+
+
+def _data(tensors: Tensors, name: str) -> int:
+    tensor = tensors[name]
+    assert tensor is not None
+    return tensor.data_ptr()

@@ -23,6 +23,7 @@ OPERATOR = operator(
             *_TRAINED, "B=4,T=2048,H=8,K=256,V=256,dtype=bf16",
             "B=1,N=8,T=8192,H=32,K=64,V=64,dtype=bf16,cu_seqlens_dtype=int32",
             "B=8,T=4096,H=32,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=raw",
+            "B=1,T=16384,H=32,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=raw",
         ),
         "host": (
             "B=1,T=33,H=2,K=16,V=16,dtype=fp32",

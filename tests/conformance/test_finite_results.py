@@ -81,6 +81,8 @@ KERNELS = (
            ROLES | {"segments": 3}),
     Kernel("wkv6", "backward", "chunk_halving", ("wkv6/gradient_loop.cuh",),
            (f"{HALVES},decay_form=raw,{BEHIND}",), GROUPS),
+    Kernel("wkv6", "backward", "chunk_halving_segments", ("wkv6/gradient_loop.cuh",),
+           (f"{HALVES},decay_form=raw,{BEHIND}",), GROUPS | {"segments": 3}),
     Kernel("wkv6", "forward", "chunk_halving", ("chunked/chunk_halving.cuh",),
            (f"dtype=bf16,decay_form=log,{BEFORE}", f"dtype=fp16,decay_form=raw,{BEHIND}"), HALVING),
     Kernel("linear_attention", "forward", "chunk_loop", ("chunked/chunk_loop.cuh",),

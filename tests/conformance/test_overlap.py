@@ -195,6 +195,8 @@ WAITING: tuple[tuple[str, str, str, str, dict[str, Value]], ...] = (
     ("wkv6", "backward", "chunk_loop_packed",
      "B=1,N=3,T=256,H=2,K=64,V=64,dtype=bf16,cu_seqlens_dtype=int64",
      {**WKV, "sequential_chunks": True}),
+    ("wkv6", "backward", "chunk_halving_segments",
+     "B=1,T=2048,H=32,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=raw", {"pdl": True}),
     ("wkv6", "forward", "warp_specialized_segments", "B=1,T=2048,H=32,K=64,V=64,dtype=bf16",
      {"pdl": True}),
     ("wkv5", "forward", "warp_specialized_segments", "B=1,T=2048,H=32,K=64,V=64,dtype=bf16",

@@ -44,6 +44,10 @@ BACKWARD_CASES = (
     # A head's slices of keys and values fit a block, the whole head does not.
     ("wkv6", "B=2,T=2048,H=4,K=256,V=512,dtype=bf16", "chunk_loop_slices", "naive"),
     ("wkv5", f"B=6,T=1403,H=1,D=512,dtype=fp32,{STATES}", "chunk_loop_slices", "naive"),
+    # Few heads and many steps: segments of T, not where w is in fp32.
+    ("wkv6", "B=1,T=4096,H=24,D=64,dtype=bf16,w_dtype=bf16,decay_form=raw", "segments=", "loop"),
+    ("wkv5", "B=1,T=8192,H=24,D=64,dtype=bf16,w_dtype=bf16", "segments=", "loop"),
+    ("wkv6", "B=1,T=16384,H=24,D=64,dtype=bf16", "chunk_loop", "halving"),
     # Rounds of 64 steps would be padding.
     ("wkv4", "B=64,T=2,C=2048,dtype=bf16", "segments=1, steps=4", "segments=8"),
 )

@@ -3,13 +3,15 @@
 `mutants.py` and `family_mutants.py` spoil what every call runs. These kernels are right on nearly
 all calls: they go wrong at an extent, a stride, an address, a value or an order of blocks, or they
 look at memory that a launch must not rely on. Most are of the naive kernels, whose statements are
-few. Those of `planted_mutants.py` and `rare_mutants.py` come to the mistakes of the same kernels.
+few. Those of `planted_mutants.py` and `rare_mutants.py` come to the mistakes of the same kernels;
+`early_mutants.py` has kernels that do not wait for the kernel before them.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from early_mutants import EARLY, EARLY_IN_CI
 from family_mutants import Family, Mistake
 from planted_mutants import PLANTED, PLANTED_IN_CI
 from rare_mutants import RARE, RARE_IN_CI
@@ -355,9 +357,9 @@ def _with_planted() -> tuple[Family, ...]:
     return tuple(found.values())
 
 
-HIDDEN = _with_planted()
+HIDDEN = (*_with_planted(), *EARLY)
 
-IN_CI = PLANTED_IN_CI | RARE_IN_CI | frozenset({
+IN_CI = PLANTED_IN_CI | RARE_IN_CI | EARLY_IN_CI | frozenset({
     "rmsnorm-forward-naive-stride of another input",
     "rmsnorm-forward-naive-an address of 8 bytes",
     "rmsnorm-forward-naive-rows a multiple of 128",

@@ -15,6 +15,7 @@ using W = float;
 
 constexpr int kPoints = 1024;         // of a transform, at least T
 constexpr int kPerThread = 16;  // points in a thread's registers
+constexpr bool kWide = false;            // exchanges move complex numbers, not parts of them
 constexpr int kRows = 2;              // batch rows of a block, of gk
 constexpr bool kParked = false;        // the sum of spectra waits in the workspace, not in registers
 
@@ -25,7 +26,7 @@ timex_backward_k(const T* __restrict__ gout,  // [B, C, T]
                  const W* __restrict__ w,     // [C, T]
                  T* gk,                       // [B, C, T]
                  kgen::i64 B, kgen::i64 C, kgen::i64 columns) {
-    kgen::toeplitz_fft<kgen::Triangle::upper, T, W, kPoints, kPerThread, kRows>(w, gout, gk, B, C,
+    kgen::toeplitz_fft<kgen::Triangle::upper, T, W, kPoints, kPerThread, kWide, kRows>(w, gout, gk, B, C,
                                                                             columns, 0.0f);
 }
 
@@ -37,7 +38,7 @@ timex_backward_w(const T* __restrict__ gout,  // [B, C, T]
                  W* gw,                       // [C, T]
                  float* sums,                 // [blocks][2 points] if kParked
                  kgen::i64 B, kgen::i64 C, kgen::i64 columns) {
-    kgen::tap_gradient_fft<T, W, kPoints, kPerThread, kParked>(gout, k, gw, sums, B, C,
+    kgen::tap_gradient_fft<T, W, kPoints, kPerThread, kWide, kParked>(gout, k, gw, sums, B, C,
                                                              columns);
 }
 

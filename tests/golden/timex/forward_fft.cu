@@ -13,6 +13,7 @@ using W = float;
 
 constexpr int kPoints = 1024;         // of a transform, at least T
 constexpr int kPerThread = 16;  // points in a thread's registers
+constexpr bool kWide = false;            // exchanges move complex numbers, not parts of them
 constexpr int kRows = 2;              // batch rows of a block
 
 }  // namespace
@@ -22,7 +23,7 @@ timex_forward(const W* __restrict__ w,  // [C, T]
               const T* __restrict__ k,  // [B, C, T]
               T* out,                   // [B, C, T]
               kgen::i64 B, kgen::i64 C, kgen::i64 columns, float eps) {
-    kgen::toeplitz_fft<kgen::Triangle::lower, T, W, kPoints, kPerThread, kRows>(w, k, out, B, C,
+    kgen::toeplitz_fft<kgen::Triangle::lower, T, W, kPoints, kPerThread, kWide, kRows>(w, k, out, B, C,
                                                                             columns, eps);
 }
 

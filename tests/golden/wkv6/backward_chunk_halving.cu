@@ -40,6 +40,7 @@ struct Config {
     static constexpr int kGroups = 3;  // of warps, which take chunks in turn
     static constexpr int kVec = kCopyBytes / static_cast<int>(sizeof(Value));
     static constexpr int kTerms = 2;  // bf16 terms of the state's gradient in products with v and S
+    static constexpr int kSegments = 1;
 };
 
 using Loop = kgen::wkv6::GradientLoop<Config>;
@@ -139,7 +140,7 @@ wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
         step_pointer(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}, span, h),
         step_pointer(Rows<const W>{w, w_stride_B, w_stride_T, w_stride_H}, span, h),
         u + h * Config::kK,
-        final_state ? gfinal_state + head * kSize : nullptr,
+        {final_state ? gfinal_state + head * kSize : nullptr},
         states + sequence.chunk * Loop::kStateWords,
         step_rows(Rows<Value>{gr, gr_stride_B, gr_stride_T, gr_stride_H}, span, h),
         step_rows(Rows<Value>{gk, gk_stride_B, gk_stride_T, gk_stride_H}, span, h),
