@@ -153,6 +153,14 @@ def compile_sanitized_command(
 _BAD_LAUNCH = 1  # kgen::host::kBadLaunch
 
 
+class _Early(ctypes.Structure):
+    """Mirror of `kgen::host::Early`."""
+
+    _fields_ = [
+        ("shown", ctypes.c_void_p), ("actual", ctypes.c_void_p), ("bytes", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
 class _Launch(ctypes.Structure):
     """Mirror of `kgen::host::Launch`."""
 
@@ -165,6 +173,9 @@ class _Launch(ctypes.Structure):
         ("reserved", ctypes.c_uint32),  # 0; a module puts the size of a kernel's clusters here
         ("error", ctypes.c_char_p),
         ("error_bytes", ctypes.c_uint64),
+        ("early", ctypes.POINTER(_Early)),
+        ("early_count", ctypes.c_uint32),
+        ("pdl", ctypes.c_uint32),
     ]
 
 
@@ -241,6 +252,8 @@ class HostFunction:
         args: Sequence[Argument],
         seed: int = 0,
         threads: int = 0,
+        pdl: bool = False,
+        early: Sequence[tuple[int, int, int]] = (),
     ) -> None:
         """Run the kernel to its end. The interpreter lock is released meanwhile.
 
@@ -252,6 +265,10 @@ class HostFunction:
             seed: 0 starts the threads of a block in order; any other value shuffles them, at the
                 start and again at each barrier and exchange, the same way every time.
             threads: OS threads that share the blocks; 0 uses all cores.
+            pdl: Whether the launch uses programmatic dependent launch: a block in which no thread
+                calls `griddepcontrol_wait` is then a fault.
+            early: Memory that the kernel may use only after `griddepcontrol_wait`: the address that
+                `args` hold, the address to which the wait changes it, and the size in bytes.
 
         Raises:
             HostFault: If the launch is refused (limits) or a thread did something undefined. The
@@ -267,6 +284,9 @@ class HostFunction:
             reserved=0,
             error=ctypes.cast(error, ctypes.c_char_p),
             error_bytes=_ERROR_BYTES,
+            early=(_Early * len(early))(*(_Early(*one) for one in early)),
+            early_count=len(early),
+            pdl=pdl,
         )
         values = list(args)  # keeps the storage alive during the call
         addresses = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))

@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "e7c95ae300ff458798172be2b7beb152"
+HEADERS = "0ca81d9b9220115fe4f52cf768ac3d61"
 
 
 def forward_toeplitz_mma(file: KernelFile, call: Call) -> Run:
@@ -175,7 +175,7 @@ FORWARD_TOEPLITZ_MMA_NAMED: dict[str, Callable[[Call], Any]] = {
         (8 if call.w_itemsize == 4 else 4) * call.m_tiles + 4 * call.n_tiles
     ),
     "sum_registers": lambda call: (12 if call.itemsize == 4 else 4) * call.m_tiles * call.n_tiles,
-    "fft_bytes": lambda call: 14 * next_pow2(call.T) + next_pow2(call.T) // 8 + 512,
+    "fft_bytes": lambda call: 13 * next_pow2(call.T) + 3 * next_pow2(call.T) // 4 + 5120,
 }
 
 FORWARD_COLUMN_CHUNKS_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -183,14 +183,22 @@ FORWARD_COLUMN_CHUNKS_NAMED: dict[str, Callable[[Call], Any]] = {
         4 * (call.batch * call.chunk + call.threads * call.outputs + call.chunk)
     ),
     "columns": lambda call: call.T,
-    "fft_bytes": lambda call: 14 * next_pow2(call.T) + next_pow2(call.T) // 8 + 512,
+    "fft_bytes": lambda call: 13 * next_pow2(call.T) + 3 * next_pow2(call.T) // 4 + 5120,
 }
 
 FORWARD_FFT_NAMED: dict[str, Callable[[Call], Any]] = {
     "row_blocks": lambda call: call.C * ceil_div(call.B, call.rows),
     "fft_threads": lambda call: call.points // call.per_thread,
+    "fft_line": lambda call: (
+        8 * (call.points + call.points // 16) if call.wide else 4 * (call.points + call.points //
+        32)
+    ),
+    "fft_roots": lambda call: (
+        call.fft_threads * (3 if call.per_thread == 8 else call.per_thread // 16 + 3) + call.points
+        // 32 + 256
+    ),
     "smem_bytes": lambda call: (
-        8 * (call.points + call.points // 4) + 4 * (call.points + call.points // 32)
+        8 * (call.points + call.fft_roots) + call.fft_line + 4 * call.rows * call.fft_threads
     ),
     "columns": lambda call: call.T,
     "fft_registers": lambda call: 48 + 2 * call.per_thread,
@@ -315,15 +323,17 @@ FORWARD = (
         parameters=(
             Parameter("points", (256, 512, 1024, 2048, 4096, 8192, 16384)),
             Parameter("per_thread", (8, 16, 32)),
+            Parameter("wide", (True, False), default=False),
             Parameter("rows", (2, 1, 4, 8)),
             Parameter("min_blocks", (1, 2, 3, 4)),
         ),
         first=(
-            (1024, 16, 2, 4),
-            (2048, 16, 2, 4),
-            (4096, 16, 2, 2),
-            (8192, 16, 2, 1),
-            (16384, 32, 1, 1),
+            (1024, 16, True, 2, 4),
+            (2048, 16, True, 2, 4),
+            (4096, 16, True, 2, 2),
+            (8192, 16, True, 2, 1),
+            (8192, 16, True, 4, 1),
+            (16384, 32, False, 1, 1),
         ),
         named=FORWARD_FFT_NAMED,
         is_safe=False,
@@ -335,8 +345,8 @@ FORWARD = (
             lambda call: call.T <= call.points,
             lambda call: call.fft_threads >= 32,
             lambda call: call.fft_threads <= 1024,
-            lambda call: call.smem_bytes + 1024 <= call.smem_per_block,
-            lambda call: (call.smem_bytes + 2048) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.smem_bytes + 1536 <= call.smem_per_block,
+            lambda call: (call.smem_bytes + 2560) * call.min_blocks <= call.smem_per_sm,
         ),
         suits=(
             lambda call: call.T > 512 or call.compute_capability == 0,
@@ -385,7 +395,7 @@ BACKWARD_TOEPLITZ_MMA_NAMED: dict[str, Callable[[Call], Any]] = {
         (8 if call.w_itemsize == 4 else 4) * call.m_tiles + 4 * call.n_tiles
     ),
     "sum_registers": lambda call: (12 if call.itemsize == 4 else 4) * call.m_tiles * call.n_tiles,
-    "fft_bytes": lambda call: 14 * next_pow2(call.T) + next_pow2(call.T) // 8 + 512,
+    "fft_bytes": lambda call: 13 * next_pow2(call.T) + 3 * next_pow2(call.T) // 4 + 5120,
     "tap_registers": lambda call: (
         call.tap_diagonals * (12 + call.tap_k // 4) + call.tap_k // 2 if call.itemsize == 4 else
         call.tap_diagonals * (4 + call.tap_k // 8) + call.tap_k // 4
@@ -395,8 +405,16 @@ BACKWARD_TOEPLITZ_MMA_NAMED: dict[str, Callable[[Call], Any]] = {
 BACKWARD_FFT_NAMED: dict[str, Callable[[Call], Any]] = {
     "row_blocks": lambda call: call.C * ceil_div(call.B, call.rows),
     "fft_threads": lambda call: call.points // call.per_thread,
+    "fft_line": lambda call: (
+        8 * (call.points + call.points // 16) if call.wide else 4 * (call.points + call.points //
+        32)
+    ),
+    "fft_roots": lambda call: (
+        call.fft_threads * (3 if call.per_thread == 8 else call.per_thread // 16 + 3) + call.points
+        // 32 + 256
+    ),
     "smem_bytes": lambda call: (
-        8 * (call.points + call.points // 4) + 4 * (call.points + call.points // 32)
+        8 * (call.points + call.fft_roots) + call.fft_line + 4 * call.rows * call.fft_threads
     ),
     "columns": lambda call: call.T,
     "fft_registers": lambda call: 48 + 2 * call.per_thread,
@@ -408,7 +426,7 @@ BACKWARD_COLUMN_CHUNKS_NAMED: dict[str, Callable[[Call], Any]] = {
         4 * (call.batch * call.chunk + call.threads * call.outputs + call.chunk)
     ),
     "columns": lambda call: call.T,
-    "fft_bytes": lambda call: 14 * next_pow2(call.T) + next_pow2(call.T) // 8 + 512,
+    "fft_bytes": lambda call: 13 * next_pow2(call.T) + 3 * next_pow2(call.T) // 4 + 5120,
 }
 
 BACKWARD = (
@@ -503,16 +521,18 @@ BACKWARD = (
         parameters=(
             Parameter("points", (256, 512, 1024, 2048, 4096, 8192, 16384)),
             Parameter("per_thread", (8, 16, 32)),
+            Parameter("wide", (True, False), default=False),
             Parameter("rows", (2, 1, 4, 8)),
             Parameter("min_blocks", (1, 2, 3, 4)),
             Parameter("parked", (False, True)),
         ),
         first=(
-            (1024, 16, 2, 4, False),
-            (2048, 16, 2, 4, False),
-            (4096, 16, 2, 2, False),
-            (8192, 16, 2, 1, False),
-            (16384, 32, 1, 1, True),
+            (1024, 16, True, 2, 4, False),
+            (2048, 16, True, 2, 4, False),
+            (4096, 16, True, 2, 2, False),
+            (8192, 16, True, 2, 1, False),
+            (8192, 16, True, 4, 1, False),
+            (16384, 32, False, 1, 1, True),
         ),
         named=BACKWARD_FFT_NAMED,
         is_safe=False,
@@ -524,8 +544,8 @@ BACKWARD = (
             lambda call: call.T <= call.points,
             lambda call: call.fft_threads >= 32,
             lambda call: call.fft_threads <= 1024,
-            lambda call: call.smem_bytes + 1024 <= call.smem_per_block,
-            lambda call: (call.smem_bytes + 2048) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.smem_bytes + 1536 <= call.smem_per_block,
+            lambda call: (call.smem_bytes + 2560) * call.min_blocks <= call.smem_per_sm,
         ),
         suits=(
             lambda call: call.T > 512 or call.compute_capability == 0,

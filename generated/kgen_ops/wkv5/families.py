@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "e7c95ae300ff458798172be2b7beb152"
+HEADERS = "0ca81d9b9220115fe4f52cf768ac3d61"
 
 
 def forward_chunk_halving(file: KernelFile, call: Call) -> Run:
@@ -240,8 +240,7 @@ def backward_chunk_loop(file: KernelFile, call: Call) -> Run:
     v_stride_h = call.v_stride_H
     chunk_smem_bytes = call.chunk_smem_bytes
     pdl = call.pdl
-    all_chunks = call.all_chunks
-    sequential_chunks = call.sequential_chunks
+    loops = call.loops
     gr_stride_b = call.gr_stride_B
     gr_stride_t = call.gr_stride_T
     gr_stride_h = call.gr_stride_H
@@ -251,11 +250,12 @@ def backward_chunk_loop(file: KernelFile, call: Call) -> Run:
     gv_stride_b = call.gv_stride_B
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
-    size_k = call.K
-    per_step = call.per_step
+    reduce_blocks = call.reduce_blocks
     size_b = call.B
+    all_chunks = call.all_chunks
     state_floats = call.state_floats
     sums = call.sums
+    size_k = call.K
     launch_1 = file.launcher(
         "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqf", block=(2 * padded_keys, 1, 1),
         smem=states_smem_bytes,
@@ -265,16 +265,12 @@ def backward_chunk_loop(file: KernelFile, call: Call) -> Run:
         "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(2 * padded_keys, 1, 1), smem=chunk_smem_bytes, pdl=(pdl) and (grid_1_x > 0),
     )
-    grid_2_x = (heads if sequential_chunks else all_chunks) * slices
     launch_3 = file.launcher(
         "wkv_backward_reduce", "ppppqqq", block=(512, 1, 1), smem=0,
-        pdl=(pdl) and (grid_1_x > 0 or grid_2_x > 0),
+        pdl=(pdl) and (grid_1_x > 0 or loops > 0),
     )
-    grid_3_x = (1 if per_step else 2) * ceil_div(size_h * size_k, 8)
     new_states = file.scratch(all_chunks * slices * state_floats, torch.float32)
-    new_gradients = file.scratch(
-        (heads if sequential_chunks else all_chunks) * slices * state_floats, torch.float32,
-    )
+    new_gradients = file.scratch(loops * state_floats, torch.float32)
     new_gu_parts = file.scratch(all_chunks * sums, torch.float32)
     new_gw_parts = file.scratch(all_chunks * size_k, torch.float32)
 
@@ -294,15 +290,15 @@ def backward_chunk_loop(file: KernelFile, call: Call) -> Run:
             v_stride_b, v_stride_t, v_stride_h, scale,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, gy, r, k, v, w, u, gfinal_state, ginitial_state,
-            states.data_ptr(), gradients.data_ptr(), gr, gk, gv, gw_parts.data_ptr(),
-            gu_parts.data_ptr(), size_t, size_h, gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b,
-            r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t,
-            v_stride_h, gr_stride_b, gr_stride_t, gr_stride_h, gk_stride_b, gk_stride_t,
-            gk_stride_h, gv_stride_b, gv_stride_t, gv_stride_h, scale,
+            stream, loops, 1, 1, gy, r, k, v, w, u, gfinal_state, ginitial_state, states.data_ptr(),
+            gradients.data_ptr(), gr, gk, gv, gw_parts.data_ptr(), gu_parts.data_ptr(), size_t,
+            size_h, gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h,
+            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, gr_stride_b,
+            gr_stride_t, gr_stride_h, gk_stride_b, gk_stride_t, gk_stride_h, gv_stride_b,
+            gv_stride_t, gv_stride_h, scale,
         )
         launch_3(
-            stream, grid_3_x, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_b,
+            stream, reduce_blocks, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_b,
             size_h, size_t,
         )
 
@@ -314,6 +310,7 @@ def backward_chunk_halving(file: KernelFile, call: Call) -> Run:
     key_warps = call.key_warps
     row_bytes = call.row_bytes
     stages = call.stages
+    segments = call.segments
     sequence_heads = call.sequence_heads
     size_n = call.N
     size_t = call.T
@@ -342,26 +339,27 @@ def backward_chunk_halving(file: KernelFile, call: Call) -> Run:
     gv_stride_b = call.gv_stride_B
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
-    size_k = call.K
-    per_step = call.per_step
+    reduce_blocks = call.reduce_blocks
     slots = call.slots
     value_blocks = call.value_blocks
+    part_floats = call.part_floats
     launch_1 = file.launcher(
         "wkv_backward_states", "pppppqqqqqqqqq", block=(32 * key_warps, 1, 1),
         smem=32 * stages * row_bytes + 8 * (272 * key_warps + 80),
     )
+    grid_1_x = sequence_heads * segments
     launch_2 = file.launcher(
         "wkv_backward_gradients", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqf",
-        block=(32 * key_warps * groups, 1, 1), smem=smem_bytes, pdl=(pdl) and (sequence_heads > 0),
+        block=(32 * key_warps * groups, 1, 1), smem=smem_bytes, pdl=(pdl) and (grid_1_x > 0),
     )
+    grid_2_x = sequence_heads * segments
     launch_3 = file.launcher(
         "wkv_backward_reduce", "ppppqq", block=(512, 1, 1), smem=0,
-        pdl=(pdl) and (sequence_heads > 0 or sequence_heads > 0),
+        pdl=(pdl) and (grid_1_x > 0 or grid_2_x > 0),
     )
-    grid_3_x = (1 if per_step else 2) * ceil_div(size_h * size_k, 8)
     new_states = file.scratch(128 * slots * key_warps * value_blocks, torch.float32)
-    new_gu_parts = file.scratch(sequence_heads * groups * size_k, torch.float32)
-    new_gw_parts = file.scratch(sequence_heads * groups * size_k, torch.float32)
+    new_gu_parts = file.scratch(part_floats, torch.float32)
+    new_gw_parts = file.scratch(part_floats, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
@@ -372,19 +370,124 @@ def backward_chunk_halving(file: KernelFile, call: Call) -> Run:
         gu_parts = new_gu_parts()
         gw_parts = new_gw_parts()
         launch_1(
-            stream, sequence_heads, 1, 1, k, v, w, cu_seqlens, states.data_ptr(), size_n, size_t,
-            size_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+            stream, grid_1_x, 1, 1, k, v, w, cu_seqlens, states.data_ptr(), size_n, size_t, size_h,
+            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
         )
         launch_2(
-            stream, sequence_heads, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens,
-            states.data_ptr(), gr, gk, gv, gw_parts.data_ptr(), gu_parts.data_ptr(), size_n, size_t,
-            size_h, gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, gr_stride_b,
-            gr_stride_t, gr_stride_h, gk_stride_b, gk_stride_t, gk_stride_h, gv_stride_b,
-            gv_stride_t, gv_stride_h, scale,
+            stream, grid_2_x, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens, states.data_ptr(),
+            gr, gk, gv, gw_parts.data_ptr(), gu_parts.data_ptr(), size_n, size_t, size_h,
+            gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b,
+            k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, gr_stride_b, gr_stride_t,
+            gr_stride_h, gk_stride_b, gk_stride_t, gk_stride_h, gv_stride_b, gv_stride_t,
+            gv_stride_h, scale,
         )
         launch_3(
-            stream, grid_3_x, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_n,
+            stream, reduce_blocks, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_n,
+            size_h,
+        )
+
+    return run
+
+
+def backward_chunk_halving_segments(file: KernelFile, call: Call) -> Run:
+    """Launch the backward chunk_halving_segments."""
+    key_warps = call.key_warps
+    sum_bytes = call.sum_bytes
+    size_v = call.V
+    sums = call.sums
+    size_n = call.N
+    size_t = call.T
+    size_h = call.H
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    row_bytes = call.row_bytes
+    stages = call.stages
+    segments = call.segments
+    sequence_heads = call.sequence_heads
+    groups = call.groups
+    smem_bytes = call.smem_bytes
+    pdl = call.pdl
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    reduce_blocks = call.reduce_blocks
+    slots = call.slots
+    value_blocks = call.value_blocks
+    part_floats = call.part_floats
+    size_k = call.K
+    launch_1 = file.launcher(
+        "wkv_segment_states", "ppppppppqqqqqqqqqqqqqqqf", block=(32 * key_warps, 1, 1),
+        smem=sum_bytes,
+    )
+    grid_1_x = sums * ceil_div(size_v, 64)
+    launch_2 = file.launcher(
+        "wkv_backward_states", "pppppppqqqqqqqqq", block=(32 * key_warps, 1, 1),
+        smem=32 * stages * row_bytes + 8 * (272 * key_warps + 80),
+    )
+    grid_2_x = sequence_heads * segments
+    launch_3 = file.launcher(
+        "wkv_backward_gradients", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(32 * key_warps * groups, 1, 1), smem=smem_bytes,
+        pdl=(pdl) and (grid_1_x > 0 or grid_2_x > 0),
+    )
+    grid_3_x = sequence_heads * segments
+    launch_4 = file.launcher(
+        "wkv_backward_reduce", "ppppqq", block=(512, 1, 1), smem=0,
+        pdl=(pdl) and (grid_1_x > 0 or grid_2_x > 0 or grid_3_x > 0),
+    )
+    new_states = file.scratch(128 * slots * key_warps * value_blocks, torch.float32)
+    new_gu_parts = file.scratch(part_floats, torch.float32)
+    new_segment_sums = file.scratch(sums * size_k * size_v, torch.float32)
+    new_segment_decays = file.scratch(sums * size_k, torch.float32)
+    new_gw_parts = file.scratch(part_floats, torch.float32)
+
+    def run(
+        stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gk: int, gv: int, gw: int, gu: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        states = new_states()
+        gu_parts = new_gu_parts()
+        segment_sums = new_segment_sums()
+        segment_decays = new_segment_decays()
+        gw_parts = new_gw_parts()
+        launch_1(
+            stream, grid_1_x, 1, 1, gy, r, k, v, w, cu_seqlens, segment_sums.data_ptr(),
+            segment_decays.data_ptr(), size_n, size_t, size_h, gy_stride_b, gy_stride_t,
+            gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h,
+            v_stride_b, v_stride_t, v_stride_h, scale,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, k, v, w, cu_seqlens, segment_sums.data_ptr(),
+            segment_decays.data_ptr(), states.data_ptr(), size_n, size_t, size_h, k_stride_b,
+            k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+        )
+        launch_3(
+            stream, grid_3_x, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens,
+            segment_sums.data_ptr(), segment_decays.data_ptr(), states.data_ptr(), gr, gk, gv,
+            gw_parts.data_ptr(), gu_parts.data_ptr(), size_n, size_t, size_h, gy_stride_b,
+            gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t,
+            k_stride_h, v_stride_b, v_stride_t, v_stride_h, gr_stride_b, gr_stride_t, gr_stride_h,
+            gk_stride_b, gk_stride_t, gk_stride_h, gv_stride_b, gv_stride_t, gv_stride_h, scale,
+        )
+        launch_4(
+            stream, reduce_blocks, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_n,
             size_h,
         )
 
@@ -416,8 +519,7 @@ def backward_chunk_loop_packed(file: KernelFile, call: Call) -> Run:
     v_stride_h = call.v_stride_H
     chunk_smem_bytes = call.chunk_smem_bytes
     pdl = call.pdl
-    all_chunks = call.all_chunks
-    sequential_chunks = call.sequential_chunks
+    loops = call.loops
     gr_stride_b = call.gr_stride_B
     gr_stride_t = call.gr_stride_T
     gr_stride_h = call.gr_stride_H
@@ -427,11 +529,12 @@ def backward_chunk_loop_packed(file: KernelFile, call: Call) -> Run:
     gv_stride_b = call.gv_stride_B
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
-    size_k = call.K
-    per_step = call.per_step
+    reduce_blocks = call.reduce_blocks
     size_b = call.B
+    all_chunks = call.all_chunks
     state_floats = call.state_floats
     sums = call.sums
+    size_k = call.K
     launch_1 = file.launcher(
         "wkv_backward_states", "pppppppppppqqqqqqqqqqqqqqqf", block=(2 * padded_keys, 1, 1),
         smem=states_smem_bytes,
@@ -441,16 +544,12 @@ def backward_chunk_loop_packed(file: KernelFile, call: Call) -> Run:
         "wkv_backward_chunks", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(2 * padded_keys, 1, 1), smem=chunk_smem_bytes, pdl=(pdl) and (grid_1_x > 0),
     )
-    grid_2_x = (heads if sequential_chunks else all_chunks) * slices
     launch_3 = file.launcher(
         "wkv_backward_reduce", "ppppqqqq", block=(512, 1, 1), smem=0,
-        pdl=(pdl) and (grid_1_x > 0 or grid_2_x > 0),
+        pdl=(pdl) and (grid_1_x > 0 or loops > 0),
     )
-    grid_3_x = (1 if per_step else 2) * ceil_div(size_h * size_k, 8)
     new_states = file.scratch(all_chunks * slices * state_floats, torch.float32)
-    new_gradients = file.scratch(
-        (heads if sequential_chunks else all_chunks) * slices * state_floats, torch.float32,
-    )
+    new_gradients = file.scratch(loops * state_floats, torch.float32)
     new_gu_parts = file.scratch(all_chunks * sums, torch.float32)
     new_gw_parts = file.scratch(all_chunks * size_k, torch.float32)
 
@@ -470,7 +569,7 @@ def backward_chunk_loop_packed(file: KernelFile, call: Call) -> Run:
             k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, scale,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens, ginitial_state,
+            stream, loops, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens, ginitial_state,
             states.data_ptr(), gradients.data_ptr(), gr, gk, gv, gw_parts.data_ptr(),
             gu_parts.data_ptr(), size_n, size_t, size_h, gy_stride_b, gy_stride_t, gy_stride_h,
             r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
@@ -478,7 +577,7 @@ def backward_chunk_loop_packed(file: KernelFile, call: Call) -> Run:
             gk_stride_h, gv_stride_b, gv_stride_t, gv_stride_h, scale,
         )
         launch_3(
-            stream, grid_3_x, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_n,
+            stream, reduce_blocks, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_n,
             size_b, size_h, size_t,
         )
 
@@ -510,10 +609,8 @@ def backward_chunk_loop_slices(file: KernelFile, call: Call) -> Run:
     v_stride_h = call.v_stride_H
     chunk_smem_bytes = call.chunk_smem_bytes
     pdl = call.pdl
-    all_chunks = call.all_chunks
-    sequential_chunks = call.sequential_chunks
-    size_k = call.K
-    per_step = call.per_step
+    loops = call.loops
+    reduce_blocks = call.reduce_blocks
     size_b = call.B
     gr_stride_b = call.gr_stride_B
     gr_stride_t = call.gr_stride_T
@@ -524,8 +621,10 @@ def backward_chunk_loop_slices(file: KernelFile, call: Call) -> Run:
     gv_stride_b = call.gv_stride_B
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
+    all_chunks = call.all_chunks
     state_floats = call.state_floats
     sums = call.sums
+    size_k = call.K
     value_slices = call.value_slices
     size_v = call.V
     key_slices = call.key_slices
@@ -538,21 +637,17 @@ def backward_chunk_loop_slices(file: KernelFile, call: Call) -> Run:
         "wkv_backward_chunks", "ppppppppppppppppqqqqqqqqqqqqqqqf", block=(2 * padded_keys, 1, 1),
         smem=chunk_smem_bytes, pdl=(pdl) and (grid_1_x > 0),
     )
-    grid_2_x = (heads if sequential_chunks else all_chunks) * slices
     launch_3 = file.launcher(
         "wkv_backward_reduce", "ppppqqqq", block=(512, 1, 1), smem=0,
-        pdl=(pdl) and (grid_1_x > 0 or grid_2_x > 0),
+        pdl=(pdl) and (grid_1_x > 0 or loops > 0),
     )
-    grid_3_x = (1 if per_step else 2) * ceil_div(size_h * size_k, 8)
     launch_4 = file.launcher(
         "wkv_backward_add_slices", "pppppppppppqqqqqqqqqqqqqqqqqqqqqqqqf", block=(256, 1, 1),
-        smem=0, pdl=(pdl) and (grid_1_x > 0 or grid_2_x > 0 or grid_3_x > 0),
+        smem=0, pdl=(pdl) and (grid_1_x > 0 or loops > 0 or reduce_blocks > 0),
     )
     grid_4_x = ceil_div(size_b * size_t * size_h, 8)
     new_states = file.scratch(all_chunks * slices * state_floats, torch.float32)
-    new_gradients = file.scratch(
-        (heads if sequential_chunks else all_chunks) * slices * state_floats, torch.float32,
-    )
+    new_gradients = file.scratch(loops * state_floats, torch.float32)
     new_gu_parts = file.scratch(all_chunks * sums, torch.float32)
     new_gr_terms = file.scratch(value_slices * size_b * size_t * size_h * size_k, torch.float32)
     new_gk_terms = file.scratch(value_slices * size_b * size_t * size_h * size_k, torch.float32)
@@ -578,14 +673,14 @@ def backward_chunk_loop_slices(file: KernelFile, call: Call) -> Run:
             k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, scale,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens, ginitial_state,
+            stream, loops, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens, ginitial_state,
             states.data_ptr(), gradients.data_ptr(), gr_terms.data_ptr(), gk_terms.data_ptr(),
             gv_terms.data_ptr(), gw_parts.data_ptr(), gu_parts.data_ptr(), size_n, size_t, size_h,
             gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b,
             k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, scale,
         )
         launch_3(
-            stream, grid_3_x, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_n,
+            stream, reduce_blocks, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_n,
             size_b, size_h, size_t,
         )
         launch_4(
@@ -645,7 +740,7 @@ def backward_block_per_head(file: KernelFile, call: Call) -> Run:
     grid_1_x = sequence_heads * (ceil_div(size_k, columns) + ceil_div(size_v, columns))
     launch_2 = file.launcher(
         "wkv_backward_kw", "pppppppppppppqqqqqqqqqqqqqqqqqf", block=(key_threads, 1, 1),
-        smem=2 * checkpoint_steps * (2 * (value_pitch + keys) * itemsize + keys * w_step_bytes) + 4 * checkpoint_steps,
+        smem=2 * checkpoint_steps * (2 * (value_pitch + keys) * itemsize + keys * w_step_bytes + 2),
     )
     grid_2_x = sequence_heads * ceil_div(size_k, keys)
     launch_3 = file.launcher("wkv_backward_reduce", "ppppqq", block=(128, 1, 1), smem=0)
@@ -1154,6 +1249,7 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "padded_keys": lambda call: round_up(call.K, 16),
     "padded_values": lambda call: round_up(call.V, 16),
     "state_floats": lambda call: call.padded_keys * call.padded_values,
+    "loops": lambda call: (call.heads if call.sequential_chunks else call.all_chunks) * call.slices,
     "sums": lambda call: call.K,
     "directions": lambda call: 1 if call.sequential_chunks else 2,
     "value_blocks": lambda call: ceil_div(call.V, call.block_v),
@@ -1183,11 +1279,18 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
         call.key_row_floats + call.wide_row_floats + call.per_key_sums * call.padded_keys) +
         max(call.gradient_floats, call.raw_floats, call.score_floats))
     ),
+    "reduce_blocks": lambda call: (1 if call.per_step else 2) * ceil_div(call.H * call.K, 8),
     "sequence_heads": lambda call: call.N * call.H,
     "precise": lambda call: (
         call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype == 'fp16'
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "few_heads": lambda call: (
+        call.on_gpu and 8 <= call.N * call.H <= call.sm_count // 2 and (call.B * call.T * call.H >=
+        256 * call.sm_count) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16') and
+        (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.decay_form !=
+        'decay')
+    ),
 }
 
 BACKWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1198,6 +1301,8 @@ BACKWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
         ceil_div(call.T, 16)
     ),
     "value_blocks": lambda call: ceil_div(call.V, 16),
+    "segments": lambda call: 1,
+    "part_floats": lambda call: call.sequence_heads * call.segments * call.groups * call.K,
     "per_step": lambda call: False,
     "w_step_bytes": lambda call: call.w_itemsize if call.per_step else 0,
     "row_bytes": lambda call: (
@@ -1212,7 +1317,41 @@ BACKWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
         1024 * call.key_warps * call.value_blocks + call.groups * (call.key_warps * call.warp_bytes
         + 2048 * call.value_blocks)
     ),
+    "reduce_blocks": lambda call: (1 if call.per_step else 2) * ceil_div(call.H * call.K, 8),
     "on_gpu": lambda call: call.compute_capability > 0,
+}
+
+BACKWARD_CHUNK_HALVING_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
+    "key_warps": lambda call: ceil_div(call.K, 16),
+    "sequence_heads": lambda call: call.N * call.H,
+    "slots": lambda call: (
+        call.H * (call.T // 16 + call.N) if call.cu_seqlens_itemsize > 0 else call.sequence_heads *
+        ceil_div(call.T, 16)
+    ),
+    "value_blocks": lambda call: ceil_div(call.V, 16),
+    "part_floats": lambda call: call.sequence_heads * call.segments * call.groups * call.K,
+    "sums": lambda call: 2 * call.sequence_heads * (call.segments - 1),
+    "per_step": lambda call: False,
+    "w_step_bytes": lambda call: call.w_itemsize if call.per_step else 0,
+    "sum_bytes": lambda call: (
+        4096 * (call.key_warps * (1 + call.w_step_bytes // 2) + ceil_div(min(call.V, 64), 16))
+    ),
+    "row_bytes": lambda call: (
+        32 * call.key_warps * (2 + call.w_step_bytes) + 32 * call.value_blocks + 16
+    ),
+    "gradient_bytes": lambda call: 512 * (1 + call.gradient_terms) * call.value_blocks,
+    "slope_bytes": lambda call: 1024 if call.per_step and call.decay_form == 'raw' else 0,
+    "warp_bytes": lambda call: (
+        1152 + (3072 if call.per_step else 2048) + call.gradient_bytes + call.slope_bytes
+    ),
+    "smem_bytes": lambda call: (
+        1024 * call.key_warps * call.value_blocks + call.groups * (call.key_warps * call.warp_bytes
+        + 2048 * call.value_blocks)
+    ),
+    "reduce_blocks": lambda call: (1 if call.per_step else 2) * ceil_div(call.H * call.K, 8),
+    "on_gpu": lambda call: call.compute_capability > 0,
+    "resident": lambda call: max(call.sm_count * call.min_blocks, 1),
+    "rounds": lambda call: ceil_div(call.sequence_heads * call.segments, call.resident),
 }
 
 BACKWARD_CHUNK_LOOP_PACKED_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1222,6 +1361,7 @@ BACKWARD_CHUNK_LOOP_PACKED_NAMED: dict[str, Callable[[Call], Any]] = {
     "padded_values": lambda call: round_up(call.V, 16),
     "state_floats": lambda call: call.padded_keys * call.padded_values,
     "heads": lambda call: call.N * call.H,
+    "loops": lambda call: (call.heads if call.sequential_chunks else call.all_chunks) * call.slices,
     "sums": lambda call: call.K,
     "directions": lambda call: 1 if call.sequential_chunks else 2,
     "value_blocks": lambda call: ceil_div(call.V, call.block_v),
@@ -1251,11 +1391,18 @@ BACKWARD_CHUNK_LOOP_PACKED_NAMED: dict[str, Callable[[Call], Any]] = {
         call.key_row_floats + call.wide_row_floats + call.per_key_sums * call.padded_keys) +
         max(call.gradient_floats, call.raw_floats, call.score_floats))
     ),
+    "reduce_blocks": lambda call: (1 if call.per_step else 2) * ceil_div(call.H * call.K, 8),
     "sequence_heads": lambda call: call.N * call.H,
     "precise": lambda call: (
         call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype == 'fp16'
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "few_heads": lambda call: (
+        call.on_gpu and 8 <= call.N * call.H <= call.sm_count // 2 and (call.B * call.T * call.H >=
+        256 * call.sm_count) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16') and
+        (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.decay_form !=
+        'decay')
+    ),
 }
 
 BACKWARD_CHUNK_LOOP_SLICES_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1268,6 +1415,7 @@ BACKWARD_CHUNK_LOOP_SLICES_NAMED: dict[str, Callable[[Call], Any]] = {
     "padded_keys": lambda call: round_up(ceil_div(call.K, call.key_slices), 16),
     "padded_values": lambda call: round_up(ceil_div(call.V, call.value_slices), 16),
     "state_floats": lambda call: call.padded_keys * call.padded_values,
+    "loops": lambda call: (call.heads if call.sequential_chunks else call.all_chunks) * call.slices,
     "sums": lambda call: call.value_slices * call.K,
     "directions": lambda call: 1 if call.sequential_chunks else 2,
     "value_blocks": lambda call: ceil_div(call.V // call.value_slices, call.block_v),
@@ -1300,11 +1448,18 @@ BACKWARD_CHUNK_LOOP_SLICES_NAMED: dict[str, Callable[[Call], Any]] = {
         call.key_row_floats + call.wide_row_floats + call.per_key_sums * call.padded_keys) +
         max(call.gradient_floats, call.raw_floats, call.score_floats))
     ),
+    "reduce_blocks": lambda call: (1 if call.per_step else 2) * ceil_div(call.H * call.K, 8),
     "sequence_heads": lambda call: call.N * call.H,
     "precise": lambda call: (
         call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype == 'fp16'
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "few_heads": lambda call: (
+        call.on_gpu and 8 <= call.N * call.H <= call.sm_count // 2 and (call.B * call.T * call.H >=
+        256 * call.sm_count) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16') and
+        (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.decay_form !=
+        'decay')
+    ),
 }
 
 BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1437,6 +1592,7 @@ BACKWARD = (
                 call.copy_bytes == 16 or call.K * call.itemsize % (2 * call.copy_bytes) != 0 or
                 call.V * call.itemsize % (2 * call.copy_bytes) != 0
             ),
+            lambda call: not call.few_heads,
             lambda call: (call.chunk_smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.block_v <= call.padded_values,
             lambda call: call.stages == 2 or call.T > 32 * (call.stages - 1),
@@ -1581,10 +1737,140 @@ BACKWARD = (
             lambda call: (call.smem_bytes + 1408) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.T >= 16,
             lambda call: call.T > 32 or call.stages == 2,
-            lambda call: 2 * call.sequence_heads >= call.sm_count or not call.on_gpu,
             lambda call: call.gradient_terms == 2 or not call.per_step or (not call.on_gpu),
+            lambda call: 2 * call.sequence_heads >= call.sm_count or not call.on_gpu,
         ),
         bind=backward_chunk_halving,
+    ),
+    Family(
+        name="chunk_halving_segments",
+        template="wkv/backward_chunk_halving_segments.cu.jinja",
+        constants=("K", "V"),
+        settings={"per_step": "false"},
+        parameters=(
+            Parameter("copy_bytes", (16, 8, 4, 2)),
+            Parameter("min_blocks", (1, 2, 3, 4)),
+            Parameter("groups", (2, 3, 1, 4)),
+            Parameter("stages", (4, 3, 2)),
+            Parameter("gradient_terms", (2, 1)),
+            Parameter("pdl", (False, True), default=False),
+            Parameter("segments", (8, 2, 3, 4, 5, 6, 7, 9, 10, 11, 13, 16, 22, 33)),
+        ),
+        first=(
+            (16, 1, 3, 3, 2, False, 8),
+            (16, 1, 3, 4, 2, False, 4),
+        ),
+        named=BACKWARD_CHUNK_HALVING_SEGMENTS_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.w_itemsize == 2,
+            lambda call: call.initial_state_itemsize == 0,
+            lambda call: call.decay_form != 'decay',
+            lambda call: call.K <= 128,
+            lambda call: call.V <= 128,
+        ),
+        fits=(
+            lambda call: call.K * call.itemsize % call.copy_bytes == 0,
+            lambda call: call.V * call.itemsize % call.copy_bytes == 0,
+            lambda call: call.copy_bytes >= call.itemsize,
+            lambda call: call.key_warps * call.groups * call.min_blocks <= 16,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: (
+                call.min_blocks == 1 and call.stages == 2 and (call.groups < 4) or call.on_gpu
+            ),
+            lambda call: call.copy_bytes in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.gy_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gy_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gy_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gy_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.r_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.r_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.r_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.r_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.k_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.k_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.k_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.k_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.v_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.v_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.v_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.v_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.gr_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gr_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gr_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gr_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.gk_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gk_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gk_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gk_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.gv_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gv_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gv_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gv_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+        ),
+        suits=(
+            lambda call: (
+                call.copy_bytes == 16 or call.K * call.itemsize % (2 * call.copy_bytes) != 0 or
+                call.V * call.itemsize % (2 * call.copy_bytes) != 0
+            ),
+            lambda call: (call.smem_bytes + 1408) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.T >= 16,
+            lambda call: call.T > 32 or call.stages == 2,
+            lambda call: call.gradient_terms == 2 or not call.per_step or (not call.on_gpu),
+            lambda call: 2 * call.sequence_heads <= call.sm_count or not call.on_gpu,
+            lambda call: (
+                3 * call.rounds * call.resident <= 4 * call.sequence_heads * call.segments and
+                call.rounds <= 2 or not call.on_gpu
+            ),
+            lambda call: call.B * call.T >= 128 * call.N * call.segments or not call.on_gpu,
+        ),
+        bind=backward_chunk_halving_segments,
     ),
     Family(
         name="chunk_loop_packed",
@@ -1680,6 +1966,7 @@ BACKWARD = (
                 call.copy_bytes == 16 or call.K * call.itemsize % (2 * call.copy_bytes) != 0 or
                 call.V * call.itemsize % (2 * call.copy_bytes) != 0
             ),
+            lambda call: not call.few_heads,
             lambda call: (call.chunk_smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.block_v <= call.padded_values,
             lambda call: call.stages == 2 or call.T > 32 * (call.stages - 1),
@@ -1805,6 +2092,7 @@ BACKWARD = (
                 call.copy_bytes == 16 or call.K * call.itemsize % (2 * call.copy_bytes) != 0 or
                 call.V * call.itemsize % (2 * call.copy_bytes) != 0
             ),
+            lambda call: not call.few_heads,
             lambda call: (call.chunk_smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.block_v <= call.padded_values,
             lambda call: call.stages == 2 or call.T > 32 * (call.stages - 1),

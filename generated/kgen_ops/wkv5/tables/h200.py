@@ -80,17 +80,17 @@ def chunk_halving_1(file: KernelFile, call: Call) -> Run:
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
     launch_1 = file.launcher("wkv_backward_states", "pppppqqqqqqqqq", block=(128, 1, 1), smem=34944)
-    grid_1_x = size_n * size_h
+    grid_1_x = size_n * size_h * 1
     launch_2 = file.launcher(
         "wkv_backward_gradients", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqf", block=(384, 1, 1),
         smem=128512,
     )
-    grid_2_x = size_n * size_h
+    grid_2_x = size_n * size_h * 1
     launch_3 = file.launcher("wkv_backward_reduce", "ppppqq", block=(512, 1, 1), smem=0)
     grid_3_x = 2 * ceil_div(size_h * 64, 8)
     new_states = file.scratch(128 * (size_n * size_h * ceil_div(size_t, 16)) * 4 * 4, torch.float32)
-    new_gu_parts = file.scratch(size_n * size_h * 3 * 64, torch.float32)
-    new_gw_parts = file.scratch(size_n * size_h * 3 * 64, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * 1 * 3 * 64, torch.float32)
+    new_gw_parts = file.scratch(size_n * size_h * 1 * 3 * 64, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
@@ -183,17 +183,17 @@ def chunk_halving_2(file: KernelFile, call: Call) -> Run:
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
     launch_1 = file.launcher("wkv_backward_states", "pppppqqqqqqqqq", block=(128, 1, 1), smem=47744)
-    grid_1_x = size_n * size_h
+    grid_1_x = size_n * size_h * 1
     launch_2 = file.launcher(
         "wkv_backward_gradients", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqf", block=(384, 1, 1),
         smem=128512,
     )
-    grid_2_x = size_n * size_h
+    grid_2_x = size_n * size_h * 1
     launch_3 = file.launcher("wkv_backward_reduce", "ppppqq", block=(512, 1, 1), smem=0)
     grid_3_x = 2 * ceil_div(size_h * 64, 8)
     new_states = file.scratch(128 * (size_n * size_h * ceil_div(size_t, 16)) * 4 * 4, torch.float32)
-    new_gu_parts = file.scratch(size_n * size_h * 3 * 64, torch.float32)
-    new_gw_parts = file.scratch(size_n * size_h * 3 * 64, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * 1 * 3 * 64, torch.float32)
+    new_gw_parts = file.scratch(size_n * size_h * 1 * 3 * 64, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
@@ -775,7 +775,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="6fc284db5cda",
+        kernel="4009e9184712",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=2, gradient_terms=1)"
@@ -790,7 +790,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="98cb05910a13",
+        kernel="9f0334179f28",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=1)"
@@ -805,7 +805,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="d2a0a5714387",
+        kernel="1ea42a45fd7e",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4, "
@@ -821,7 +821,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="3c08c1738928",
+        kernel="acd0f69709a2",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -841,7 +841,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="325b7406be67",
+        kernel="b2eab047f40b",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -853,7 +853,7 @@ FORWARD = (
         dims=(1, 1, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="83a9e59a40a2",
+        kernel="f667e2d2bc34",
         config="block_per_head(split=8, tile=1, columns=16, tokens=1, stages=1, vec=4)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
@@ -865,7 +865,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="0ff2448be820",
+        kernel="9edaae14b439",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -880,7 +880,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="8582dd652fbf",
+        kernel="c51b69ca1b67",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, powers=true, "
@@ -896,7 +896,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="843a724d9576",
+        kernel="01057ec1c420",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -912,7 +912,7 @@ FORWARD = (
         dims=(8, 8, 1, 40, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="2b7430a767be",
+        kernel="ad6585233040",
         config="block_per_head(split=4, tile=2, columns=16, tokens=1, stages=1, vec=2)",
         fits=block_per_head_3_fits,
         bind=block_per_head_3,

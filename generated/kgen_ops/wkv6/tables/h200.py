@@ -98,18 +98,18 @@ def chunk_halving_1(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher(
         "wkv_backward_states", "pppppqqqqqqqqqqqq", block=(128, 1, 1), smem=93312,
     )
-    grid_1_x = size_n * size_h
+    grid_1_x = size_n * size_h * 1
     launch_2 = file.launcher(
         "wkv_backward_gradients", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(384, 1, 1), smem=165376, pdl=grid_1_x > 0,
     )
-    grid_2_x = size_n * size_h
+    grid_2_x = size_n * size_h * 1
     launch_3 = file.launcher(
         "wkv_backward_reduce", "ppqq", block=(512, 1, 1), smem=0, pdl=grid_1_x > 0 or grid_2_x > 0,
     )
     grid_3_x = 1 * ceil_div(size_h * 64, 8)
     new_states = file.scratch(128 * (size_n * size_h * ceil_div(size_t, 16)) * 4 * 4, torch.float32)
-    new_gu_parts = file.scratch(size_n * size_h * 3 * 64, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * 1 * 3 * 64, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
@@ -321,16 +321,16 @@ def chunk_halving_2(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher(
         "wkv_backward_states", "pppppqqqqqqqqqqqq", block=(128, 1, 1), smem=93312,
     )
-    grid_1_x = size_n * size_h
+    grid_1_x = size_n * size_h * 1
     launch_2 = file.launcher(
         "wkv_backward_gradients", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(128, 1, 1), smem=70144,
     )
-    grid_2_x = size_n * size_h
+    grid_2_x = size_n * size_h * 1
     launch_3 = file.launcher("wkv_backward_reduce", "ppqq", block=(512, 1, 1), smem=0)
     grid_3_x = 1 * ceil_div(size_h * 64, 8)
     new_states = file.scratch(128 * (size_n * size_h * ceil_div(size_t, 16)) * 4 * 4, torch.float32)
-    new_gu_parts = file.scratch(size_n * size_h * 1 * 64, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * 1 * 1 * 64, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
@@ -437,18 +437,18 @@ def chunk_halving_3(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher(
         "wkv_backward_states", "pppppqqqqqqqqqqqq", block=(128, 1, 1), smem=72320,
     )
-    grid_1_x = size_n * size_h
+    grid_1_x = size_n * size_h * 1
     launch_2 = file.launcher(
         "wkv_backward_gradients", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(384, 1, 1), smem=177664, pdl=grid_1_x > 0,
     )
-    grid_2_x = size_n * size_h
+    grid_2_x = size_n * size_h * 1
     launch_3 = file.launcher(
         "wkv_backward_reduce", "ppqq", block=(512, 1, 1), smem=0, pdl=grid_1_x > 0 or grid_2_x > 0,
     )
     grid_3_x = 1 * ceil_div(size_h * 64, 8)
     new_states = file.scratch(128 * (size_n * size_h * ceil_div(size_t, 16)) * 4 * 4, torch.float32)
-    new_gu_parts = file.scratch(size_n * size_h * 3 * 64, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * 1 * 3 * 64, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
@@ -1977,7 +1977,7 @@ BACKWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="75dbc028b1b8",
+        kernel="5924df57d439",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, pdl=true)"
@@ -1992,7 +1992,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="47d6e6426f9e",
+        kernel="ae98b5a84aea",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=3, chunk=32, block_v=32, stages=4, "
@@ -2008,7 +2008,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="a34dcc57d23f",
+        kernel="27a5e78d0237",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=1, stages=4, gradient_terms=2)"
@@ -2023,7 +2023,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="fc7f78067486",
+        kernel="4571a3b5372a",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, pdl=true)"
@@ -2038,7 +2038,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="62ce8c5267cd",
+        kernel="1731542e3858",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
@@ -2054,7 +2054,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="45fcc8264900",
+        kernel="281f8d59d575",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -2070,7 +2070,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="1d88234c5213",
+        kernel="c7ac7c86e40f",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -2086,7 +2086,7 @@ BACKWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="a95605d0e959",
+        kernel="bc626265436d",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
@@ -2102,7 +2102,7 @@ BACKWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="aaaf73a2243c",
+        kernel="dbdf76d8464e",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "
@@ -2122,7 +2122,7 @@ FORWARD = (
         dims=(1, 1, 8, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="a02bdc2f4d5f",
+        kernel="5f77234e4ff5",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -2138,7 +2138,7 @@ FORWARD = (
         dims=(256, 256, 1, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="68b0dc61a08e",
+        kernel="0ee35027e1e6",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -2150,7 +2150,7 @@ FORWARD = (
         dims=(1, 1, 1, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="136b7cf2614c",
+        kernel="cc8d88385b98",
         config="block_per_head(split=8, tile=1, columns=8, tokens=1, stages=1, vec=2)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
@@ -2162,7 +2162,7 @@ FORWARD = (
         dims=(8, 8, 1, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="2cfd5699fcb1",
+        kernel="e55f0cbe7512",
         config="block_per_head(split=4, tile=2, columns=32, tokens=1, stages=1, vec=2)",
         fits=block_per_head_3_fits,
         bind=block_per_head_3,
@@ -2174,7 +2174,7 @@ FORWARD = (
         dims=(1, 1, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="c25fd7b001a0",
+        kernel="24ac432e471b",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -2189,7 +2189,7 @@ FORWARD = (
         dims=(1, 1, 8192, 24, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="785b79733b81",
+        kernel="fac31876b8f6",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -2205,7 +2205,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="547adc8749e6",
+        kernel="9a1314ec34fa",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true)"
@@ -2220,7 +2220,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="6b2a5b0425ba",
+        kernel="ea4089331ae2",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_4_fits,
         bind=block_per_head_4,
@@ -2232,7 +2232,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
         constants=("K", "V"),
-        kernel="01e62258072e",
+        kernel="054ab3f4a242",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_2_fits,
         bind=warp_specialized_2,
@@ -2244,7 +2244,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="e146def26875",
+        kernel="b49a764bd906",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -2259,7 +2259,7 @@ FORWARD = (
         dims=(4, 4, 2048, 16, 128, 128),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="2dbd20513411",
+        kernel="07fd4ee82007",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_3_fits,
         bind=warp_specialized_3,
@@ -2271,7 +2271,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="2625142e0947",
+        kernel="0b45d3a6799e",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true)"
@@ -2286,7 +2286,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="47b6e64d1561",
+        kernel="034a8615ca2a",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true)"
@@ -2301,7 +2301,7 @@ FORWARD = (
         dims=(32, 32, 1, 40, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="8aae12b55475",
+        kernel="e712b66ccd39",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_4_fits,
         bind=block_per_head_4,
@@ -2313,7 +2313,7 @@ FORWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="25bb3a2f2842",
+        kernel="56b021dc086b",
         config="block_per_head(split=16, tile=1, columns=16, tokens=32, stages=1, vec=4)",
         fits=block_per_head_5_fits,
         bind=block_per_head_5,

@@ -11,7 +11,7 @@
 // The sums of the terms' squares are themselves a convolution, of squared rows, and the same transforms find them. For
 // 16-bit outputs |y| alone decides: they admit so much that few outputs are in doubt.
 //
-// Rows are multiplied by powers of two, so that their norms are between 1 and 2: no sum overflows.
+// Rows are multiplied by powers of two, so that their largest values are between 1 and 2: no sum overflows.
 #pragma once
 
 #include "kgen/primitives/math.cuh"
@@ -46,16 +46,10 @@ KGEN_DEVICE float power_of_two(int exponent) {
     return bit_cast<float>(static_cast<u32>(exponent + 127) << 23);
 }
 
-// Returns value * 2^exponent, for an exponent of -252 to 252, also where 2^exponent is no fp32 number.
-KGEN_DEVICE float times_power_of_two(float value, int exponent) {
-    const int half = exponent / 2;
-    return value * power_of_two(half) * power_of_two(exponent - half);
-}
-
 // The scale of a row: a power of two, or 0 for a row with NaN or Inf, which the transforms take as zeros.
 class RowScale {
 public:
-    // From the largest magnitude. Unless all values are zeros, the largest scaled value is from 1 to 4.
+    // From the largest magnitude. The largest scaled value is from 1 to 2, unless all values are subnormal.
     static KGEN_DEVICE RowScale of_largest(float largest) {
         const int exponent = static_cast<int>(bit_cast<u32>(largest) >> 23) - 127;
         RowScale scale;
@@ -65,16 +59,6 @@ public:
         return scale;
     }
 
-    // Makes the norm about 1, given the sum of the squares of values scaled by the largest. Returns the sum of the
-    // squares in the new scale.
-    KGEN_DEVICE float normalise(float sum) {
-        if (!(sum > 0.0f)) return 0.0f;
-        const int root = (static_cast<int>(bit_cast<u32>(sum) >> 23) - 127) / 2;
-        const int more = min(root, 126 - exponent());
-        factor_ *= power_of_two(-more);
-        return sum * power_of_two(-2 * more);
-    }
-
     KGEN_DEVICE bool is_finite() const { return factor_ != 0.0f; }
 
     // A scaled value is `value` * 2^-exponent.
@@ -82,11 +66,8 @@ public:
         return is_finite() ? 127 - static_cast<int>(bit_cast<u32>(factor_) >> 23) : 0;
     }
 
-    // Returns the scaled value, or 0 if it is not `inside` the row.
-    template <class T>
-    KGEN_DEVICE float load(const T* value, bool inside) const {
-        return inside && is_finite() ? to_float(*value) * factor_ : 0.0f;
-    }
+    // Scales a value, or returns 0 for a row with NaN or Inf.
+    KGEN_DEVICE float apply(float value) const { return is_finite() ? value * factor_ : 0.0f; }
 
 private:
     float factor_;
@@ -109,10 +90,13 @@ public:
         error_of_squares_ = 0x1p-22f * kFftErrors * operands / sqrt(points);
     }
 
-    // Of an output in the scale of the operands. `squares`: the sum of its terms' squares, or 0 if it is not known.
-    KGEN_DEVICE bool is_accurate(float y, float squares) const {
-        return y * y >= least_ || squares - error_of_squares_ >= least_;
+    // Of an output in the scale of the operands, or of the sum of its terms' squares.
+    KGEN_DEVICE bool is_accurate(float y) const { return y * y >= least_; }
+    KGEN_DEVICE bool is_accurate_by_squares(float squares) const {
+        return squares - error_of_squares_ >= least_;
     }
+    // The same, of the exact sum of some of the terms' squares.
+    KGEN_DEVICE bool is_accurate_by_terms(float squares) const { return squares >= least_; }
 
 private:
     float least_, error_of_squares_;

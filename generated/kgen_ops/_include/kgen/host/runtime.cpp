@@ -173,6 +173,19 @@ void* map_shared_rank(const void* shared, u32 rank) {
     return running_thread().worker->map_shared_rank(shared, rank);
 }
 
+void grid_wait() { running_thread().worker->grid_wait(); }
+
+void* after_grid_wait(void* pointer) {
+    const Launch& launch = *running_thread().worker->launch();
+    char* const place = static_cast<char*>(pointer);
+    for (u32 i = 0; i < launch.early_count; ++i) {
+        const Early& early = launch.early[i];
+        if (place >= early.shown && place < early.shown + early.bytes)
+            return early.actual + (place - early.shown);
+    }
+    return pointer;
+}
+
 void copy_commit() { ++running_thread().open_group; }
 
 namespace {

@@ -11,6 +11,15 @@ namespace host {
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
+// Memory that a kernel with programmatic dependent launch shares with an earlier kernel. Its arguments point to `shown`,
+// whose content is no result; griddepcontrol_wait turns a pointer into one to `actual`. So a kernel that does not wait,
+// or not soon enough, computes with wrong numbers. Mirrored by `_Early` in kgen/runtime/host.py.
+struct Early {
+    char* shown;
+    char* actual;
+    u64 bytes;
+};
+
 // The arguments of a launch. Mirrored field by field by `_Launch` in kgen/runtime/host.py.
 struct Launch {
     u32 grid[3];
@@ -21,6 +30,9 @@ struct Launch {
     u32 reserved;     // 0
     char* error;      // receives a NUL-terminated message when the launch fails; may be null
     u64 error_bytes;  // capacity of `error`
+    const Early* early;  // of a kernel with pdl: memory that it may use only after griddepcontrol_wait
+    u32 early_count;
+    u32 pdl;  // 1: every block must call griddepcontrol_wait
 };
 
 // The result of a launch.
@@ -86,6 +98,10 @@ void bulk_commit();
 void bulk_wait(u32 pending);
 // Makes the block's writes to shared memory visible to bulk copies and wgmma.
 void fence_proxy_async();
+
+// griddepcontrol_wait of the running thread, and the pointer that it makes of `pointer`.
+void grid_wait();
+void* after_grid_wait(void* pointer);
 
 // Ends the launch with a message that names the block and the thread.
 [[noreturn]] void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));

@@ -77,6 +77,7 @@ public:
         const bool viewed = job_->launch->seed % 2 == 1 && memory_.has(shared);
         return viewed ? memory_.async_proxy_view(shared) : shared;
     }
+    void grid_wait() { waited_for_grid_ = true; }
     void fence_proxy_async() { memory_.show_all_to_async_proxy(); }
 
     // Ends the block with a report that names the running thread.
@@ -134,6 +135,7 @@ private:
     // Returns what each thread waits for; empty if all have returned.
     std::string describe_stuck(const Dim3& block) const;
     std::string describe_left_behind(const Dim3& block) const;
+    std::string describe_early(const Dim3& block) const;
     static bool same_wait(const Thread& a, const Thread& b);
     std::string describe(const Thread& t) const;
     std::string mbarrier_name(const void* mbarrier) const;
@@ -153,6 +155,7 @@ private:
     BlockMemory memory_;
     Random random_;
     std::string problem_;
+    bool waited_for_grid_ = false;  // whether a thread of the block has called griddepcontrol_wait
 
     Worker* const* peers_ = nullptr;  // the blocks of the cluster by rank; null without clusters
     u32 cluster_rank_ = 0;

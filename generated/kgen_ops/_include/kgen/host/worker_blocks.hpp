@@ -138,6 +138,7 @@ inline bool Worker::start_block(u64 block) {
     memset(barriers_, 0, sizeof(barriers_));
     memset(waiting_, 0, sizeof(waiting_));
     problem_.clear();
+    waited_for_grid_ = false;
     ready_.clear();
     for (u32 i = 1; i < count; ++i) ready_.push_back(order_[i]);
     main_.stack_low = nullptr;  // learnt by the first fiber
@@ -150,6 +151,7 @@ inline std::string Worker::end_block() {
     const Dim3& block_idx = threads_[0].block_idx;
     if (problem_.empty()) problem_ = describe_stuck(block_idx);
     if (problem_.empty()) problem_ = describe_left_behind(block_idx);
+    if (problem_.empty() && job_->launch->pdl && !waited_for_grid_) problem_ = describe_early(block_idx);
     if (!problem_.empty()) stacks_.take_all_back();
     std::string overrun = memory_.describe_overrun(block_idx);
     if (problem_.empty()) problem_ = std::move(overrun);

@@ -62,6 +62,13 @@ inline std::string Worker::describe_stuck(const Dim3& block) const {
     return report;
 }
 
+// Reports a block of a launch with pdl that has not waited for the kernel before.
+inline std::string Worker::describe_early(const Dim3& block) const {
+    return text("block (%u, %u, %u): no thread called griddepcontrol_wait, although the launch has pdl; on a GPU the "
+                "kernel before it may still run",
+                block.x, block.y, block.z);
+}
+
 // Reports bulk loads in flight: they would write into shared memory that another block has by then.
 inline std::string Worker::describe_left_behind(const Dim3& block) const {
     for (const Mbarrier& barrier : mbarriers_)

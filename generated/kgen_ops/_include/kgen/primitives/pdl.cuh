@@ -6,7 +6,8 @@
 //     kgen::griddepcontrol_wait(states);         // then its results
 //
 // The launch of the secondary kernel has `pdl: true` in the search space. Without it the kernel starts when the
-// primary has ended, and the wait returns at once. So it does on the host and before sm_90.
+// primary has ended, and the wait returns at once. So it does before sm_90. On the host, too; but there the arguments
+// of the secondary kernel that are workspaces of earlier kernels point to other memory until its wait has changed them.
 //
 // Synchronisation: every thread of every kernel with pdl must wait, even if it needs no results, because a kernel
 // knows that the kernels before its primary have ended only from the primary's own wait. Before its wait, a kernel
@@ -43,7 +44,11 @@ KGEN_DEVICE void griddepcontrol_launch_dependents() {
 // the wait.
 template <class... Pointers>
 KGEN_DEVICE void griddepcontrol_wait([[maybe_unused]] Pointers&... pointers) {
-#if !KGEN_HOST && KGEN_ARCH >= 900
+#if KGEN_HOST
+    host::grid_wait();
+    (..., void(pointers = static_cast<Pointers>(host::after_grid_wait(const_cast<void*>(
+              static_cast<const void*>(pointers))))));
+#elif KGEN_ARCH >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
     (..., detail::opaque_pointer(pointers));
 #endif

@@ -16,10 +16,10 @@ namespace kgen {
 
 namespace detail {
 
-template <class T, class W, int Points, int PerThread, bool Parked>
+template <class T, class W, int Points, int PerThread, bool Wide, bool Parked>
 class TapGradientFft {
 public:
-    using Fft = BlockFft<Points, PerThread>;
+    using Fft = BlockFft<Points, PerThread, Wide>;
     static constexpr int kThreads = Fft::kThreads;
     static constexpr bool kSquares = sizeof(W) == 4;  // whether |y| alone does not decide
 
@@ -39,86 +39,112 @@ public:
     KGEN_DEVICE void run() {
         __shared__ int count;
         DirectOutputs direct(fft_.line(), &count);
+        direct.start();
+        FftAccuracy<W> accuracy;
+        bool finite = false;
         if (columns_ <= kShortRow) {
-            direct.clear();
-            for (int d = thread_rank(); d < columns_; d += kThreads) direct.add(d);
+            sync_block();
+            direct.template add<1>(thread_rank() < columns_ ? 1u : 0u, [](int) { return thread_rank(); });
         } else {
-            transform(direct);
+            accuracy = transform(direct);
+            finite = g_scale_.is_finite() && x_scale_.is_finite();
         }
         direct.template for_each<kThreads, kWarpSize>(
+            // 16 bits: as in toeplitz_fft.cuh.
+            [&](int d, int lane) {
+                if (kSquares || !finite) return false;
+                float squares = 0.0f;
+                for (i64 b = 0; b < min(batch_, i64{4}); ++b) {
+                    float term = 0.0f;
+                    if (d + lane < columns_)
+                        term = g_scale_.apply(to_float(g_[b * stride_ + d + lane])) *
+                               x_scale_.apply(to_float(x_[b * stride_ + lane]));
+                    squares += term * term;
+                }
+                return accuracy.is_accurate_by_terms(lanes_sum<kWarpSize>(squares));
+            },
             [&](int d, int lane) {
                 float sum = 0.0f;
-                for (i64 b = 0; b < batch_; ++b) {
-                    const T* g = g_ + b * stride_;
-                    const T* x = x_ + b * stride_ - d;
-                    for (int t = d + lane; t < columns_; t += kWarpSize)
-                        sum = fma(to_float(g[t]), to_float(x[t]), sum);
-                }
+                for (i64 b = 0; b < batch_; ++b)
+                    sum += partial_dot<kWarpSize, 1>(g_ + b * stride_ + d, x_ + b * stride_, columns_ - d, lane);
                 return sum;
             },
             [&](int d, float sum) { gw_[columns_ - 1 - d] = from_float<W>(sum); });
     }
 
 private:
-    // Stores all taps' gradients, and lists those that are not accurate.
-    KGEN_DEVICE void transform(DirectOutputs& direct) {
+    using Sums = GroupSum<kThreads, 1, 2>;
+    using Maxima = GroupMax<kThreads, 1, 2>;
+
+    // Stores all taps' gradients, and lists those that may not be accurate.
+    KGEN_DEVICE FftAccuracy<W> transform(DirectOutputs& direct) {
+        __shared__ typename Sums::Scratch sums_scratch;
+        __shared__ typename Maxima::Scratch maxima_scratch;
+        Sums totals(sums_scratch);
+        Maxima maxima(maxima_scratch);
         fft_.init();
-        find_scales();
+        find_scales(maxima);
 
         // 1. The gradient; and for fp32 the sums of its terms' squares.
         const int exponent = g_scale_.exponent() + x_scale_.exponent();
         float sums[PerThread];
         FftAccuracy<W> accuracy;
+        u32 doubtful = 0;
 #pragma unroll 1
-        for (int squared = 0; squared <= (kSquares ? 1 : 0); ++squared) {
-            const Magnitudes found = correlate(sums, squared == 1);
-            if (squared == 0) {
-                accuracy = accuracy_of(found);
+        for (int round = opaque(0); round < (kSquares ? 2 : 1); round = opaque(round + 1)) {
+            const bool squared = kSquares && round == 1;
+            const Magnitudes found = correlate(sums, squared, totals);
+            if (!squared) {
+                accuracy = accuracy_of(found, totals, maxima);
+                const int left = opaque(columns_) - thread_rank();
+                const float half = power_of_two(exponent / 2), other = power_of_two(exponent - exponent / 2);
+                W* gw = gw_ + (left - 1);
 #pragma unroll
                 for (int r = 0; r < PerThread; ++r) {
-                    const int d = Fft::point(r);
-                    if (d < columns_)
-                        gw_[columns_ - 1 - d] = from_float<W>(times_power_of_two(sums[r], exponent));
+                    if (r * kThreads < left) {
+                        gw[-r * kThreads] = from_float<W>(sums[r] * half * other);
+                        if (!accuracy.is_accurate(sums[r])) doubtful |= 1u << r;
+                    }
+                }
+            } else {
+#pragma unroll
+                for (int r = 0; r < PerThread; ++r)
+                    if (accuracy.is_accurate_by_squares(sums[r])) doubtful &= ~(1u << r);
+            }
+        }
+
+        // 2. Which taps are accurate. Others read the line.
+        sync_block();
+        if (!g_scale_.is_finite() || !x_scale_.is_finite()) {
+#pragma unroll
+            for (int r = 0; r < PerThread; ++r)
+                if (Fft::point(r) < columns_) doubtful |= 1u << r;
+        }
+        direct.template add<PerThread>(doubtful, [](int r) { return Fft::point(r); });
+        return accuracy;
+    }
+
+    KGEN_DEVICE void find_scales(Maxima& maxima) {
+        float largest[2] = {};
+#pragma unroll 1
+        for (i64 b = 0; b < batch_; ++b) {
+#pragma unroll 1
+            for (int operand = 0; operand < 2; ++operand) {
+                float values[PerThread];
+                load(values, (operand == 0 ? g_ : x_) + b * stride_);
+                float most = 0.0f;
+#pragma unroll
+                for (int r = 0; r < PerThread; ++r) most = Max::apply(most, abs(values[r]));
+                if (operand == 0) {
+                    largest[0] = Max::apply(largest[0], most);
+                } else {
+                    largest[1] = Max::apply(largest[1], most);
                 }
             }
         }
-
-        // 2. Which taps are accurate.
-        direct.clear();
-        const int columns = opaque(columns_);  // else all addresses would wait in registers
-#pragma unroll
-        for (int r = 0; r < PerThread; ++r) {
-            const int d = Fft::point(r);
-            if (d >= columns) continue;
-            const float y = times_power_of_two(to_float(gw_[columns - 1 - d]), -exponent);
-            const float squares = kSquares ? sums[r] : 0.0f;
-            if (!g_scale_.is_finite() || !x_scale_.is_finite() || !accuracy.is_accurate(y, squares))
-                direct.add(d);
-        }
-    }
-
-    KGEN_DEVICE void find_scales() {
-        float largest[2] = {};
-        for (i64 b = 0; b < batch_; ++b)
-            for (int t = thread_rank(); t < columns_; t += kThreads) {
-                largest[0] = Max::apply(largest[0], abs(to_float(g_[b * stride_ + t])));
-                largest[1] = Max::apply(largest[1], abs(to_float(x_[b * stride_ + t])));
-            }
-        largest[0] = group_max<kThreads, 1>(largest[0]);
-        largest[1] = group_max<kThreads, 1>(largest[1]);
+        maxima(largest);
         g_scale_ = RowScale::of_largest(largest[0]);
         x_scale_ = RowScale::of_largest(largest[1]);
-
-        float sums[2] = {};
-        for (i64 b = 0; b < batch_; ++b)
-            for (int t = thread_rank(); t < columns_; t += kThreads) {
-                const float g = g_scale_.load(g_ + b * stride_ + t, true);
-                const float x = x_scale_.load(x_ + b * stride_ + t, true);
-                sums[0] += g * g;
-                sums[1] += x * x;
-            }
-        g_scale_.normalise(group_sum<kThreads, 1>(sums[0]));
-        x_scale_.normalise(group_sum<kThreads, 1>(sums[1]));
     }
 
     // This thread's part: of the products of the sums of squares of two rows, of the sum of the squares of all outputs,
@@ -127,33 +153,37 @@ private:
         float operands, energy, g_peak, x_peak;
     };
 
-    KGEN_DEVICE void load(float (&re)[PerThread], const T* row, RowScale scale) const {
-        const int columns = opaque(columns_);
+    KGEN_DEVICE void load(float (&re)[PerThread], const T* row) const {
+        const int left = opaque(columns_) - thread_rank();
+        row += thread_rank();
 #pragma unroll
-        for (int r = 0; r < PerThread; ++r) {
-            const int t = Fft::point(r);
-            re[r] = scale.load(row + t, t < columns);
-        }
+        for (int r = 0; r < PerThread; ++r)
+            re[r] = r * kThreads < left ? to_float(row[r * kThreads]) : 0.0f;
     }
 
     // The scaled gradient of tap d of each point, or with `squared` the sum of the squares of its terms. Errors of the
     // rows' products are independent, so that the products of their squares add up.
-    KGEN_DEVICE Magnitudes correlate(float (&re)[PerThread], bool squared) {
+    KGEN_DEVICE Magnitudes correlate(float (&re)[PerThread], bool squared, Sums& totals) {
         Magnitudes found{};
         float im[PerThread];
 #pragma unroll
         for (int i = 0; i < 2 * PerThread; ++i) spectrum_.put(i, 0.0f);
 #pragma unroll 1
         for (i64 b = 0; b < batch_; ++b) {
-            float g_squares = 0.0f, x_squares = 0.0f;
+            float squares[2] = {};
 #pragma unroll 1
             for (int operand = 0; operand < 2; ++operand) {
-                load(re, (operand == 0 ? g_ : x_) + b * stride_, operand == 0 ? g_scale_ : x_scale_);
-                if (squared) square(re);
-                g_squares = x_squares;
-                x_squares = 0.0f;
+                const RowScale scale = operand == 0 ? g_scale_ : x_scale_;
+                load(re, (operand == 0 ? g_ : x_) + b * stride_);
 #pragma unroll
-                for (int r = 0; r < PerThread; ++r) x_squares += re[r] * re[r];
+                for (int r = 0; r < PerThread; ++r) re[r] = scale.apply(re[r]);
+                if (squared) square(re);
+                squares[0] = squares[1];
+                squares[1] = 0.0f;
+#pragma unroll
+                for (int r = 0; r < PerThread; ++r) squares[1] += re[r] * re[r];
+                // Others read the line, in the transform before.
+                sync_block();
                 fft_.forward(re, im);
                 if (operand == 0) {
                     found.g_peak = max(found.g_peak, largest_square(re, im));
@@ -161,9 +191,10 @@ private:
                 }
             }
             found.x_peak = max(found.x_peak, largest_square(re, im));
-            if (!squared)
-                found.operands +=
-                    group_sum<kThreads, 1>(g_squares) * group_sum<kThreads, 1>(x_squares);
+            if (!squared) {
+                totals(squares);
+                found.operands += squares[0] * squares[1];
+            }
 #pragma unroll
             for (int r = 0; r < PerThread; ++r) {
                 const f32x2 g = fft_.kept(r);
@@ -184,12 +215,12 @@ private:
     }
 
     // Peaks of all rows may be at one frequency, so that their errors add up.
-    KGEN_DEVICE FftAccuracy<W> accuracy_of(const Magnitudes& found) const {
-        const float energy = group_sum<kThreads, 1>(found.energy);
+    KGEN_DEVICE FftAccuracy<W> accuracy_of(const Magnitudes& found, Sums& totals, Maxima& maxima) const {
+        float energy[2] = {found.energy, 0.0f}, peaks[2] = {found.g_peak, found.x_peak};
+        totals(energy);
+        maxima(peaks);
         const float rows = static_cast<float>(batch_);
-        const float peaks = group_max<kThreads, 1>(found.g_peak) *
-                            group_max<kThreads, 1>(found.x_peak) * rows * rows;
-        return FftAccuracy<W>(found.operands, energy, peaks, Points, columns_);
+        return FftAccuracy<W>(found.operands, energy[0], peaks[0] * peaks[1] * rows * rows, Points, columns_);
     }
 
     Fft fft_;
@@ -206,11 +237,11 @@ private:
 
 // The gradient of the taps of a block's channel. With `Parked` the sum of spectra waits in `workspace`, 2 * Points
 // floats of each block, and not in registers.
-template <class T, class W, int Points, int PerThread, bool Parked>
+template <class T, class W, int Points, int PerThread, bool Wide, bool Parked>
 KGEN_DEVICE void tap_gradient_fft(const T* g, const T* x, W* gw, float* workspace, i64 batch,
                                   i64 channels, i64 columns) {
     const i64 offset = static_cast<i64>(blockIdx.x) * columns;
-    using Gradient = detail::TapGradientFft<T, W, Points, PerThread, Parked>;
+    using Gradient = detail::TapGradientFft<T, W, Points, PerThread, Wide, Parked>;
     Gradient gradient(g + offset, x + offset, gw + offset,
                       workspace + static_cast<i64>(blockIdx.x) * Gradient::Spectrum::kFloats, batch,
                       channels * columns, static_cast<int>(columns));

@@ -12,8 +12,8 @@
 // next to the tip of the triangle; a row with a NaN takes time that grows with columns^2. Trained filters decay until
 // their taps are 0: such terms are left out, unless the row is not finite.
 //
-// Shared memory: the map of BlockFft. After a row's transforms its line holds the list of outputs that are summed
-// directly.
+// Shared memory: the map of BlockFft, and u32 doubtful[Rows][threads]. After a row's transforms the line holds the list
+// of outputs that are summed directly.
 #pragma once
 
 #include "kgen/fft/block_fft.cuh"
@@ -26,36 +26,71 @@ namespace kgen {
 // Rows of at most so many values are summed directly: hardly any of their outputs would be accurate.
 constexpr int kShortRow = 32;
 
-// A list of outputs in shared memory: any thread adds to it, and groups of lanes share its entries. Its order does not
-// matter to results. There may be at most 65536 outputs.
+// Returns how many lanes a set has.
+KGEN_DEVICE int count_lanes(u32 lanes) {
+#if KGEN_HOST
+    return __builtin_popcount(lanes);
+#else
+    return __popc(lanes);
+#endif
+}
+
+// A list of outputs in shared memory: threads add to it, and groups of lanes share its entries. The order of its warps
+// does not matter to results. There may be at most 65536 outputs.
+//
+// Synchronisation: `start` precedes the first `add` by a block barrier, and `add` what the memory is used for next.
+// Before `for_each` there is a barrier in it. `finish` begins with one, and empties the list.
 class DirectOutputs {
 public:
     KGEN_DEVICE DirectOutputs(float* memory, int* count)
         : outputs_(reinterpret_cast<u16*>(memory)), count_(count) {}
 
-    // Called by all threads of the block, before and after additions.
-    KGEN_DEVICE void clear() {
-        sync_block();
+    KGEN_DEVICE void start() {
         if (thread_rank() == 0) *count_ = 0;
-        sync_block();
     }
 
-    KGEN_DEVICE void add(int output) { outputs_[atomic_add(count_, 1)] = static_cast<u16>(output); }
+    // Called by all lanes of a warp: adds output(r) for the bits r of `wanted`. Entries of neighbouring lanes are
+    // neighbours, so that their sums read the same cache lines.
+    template <int Bits, class Output>
+    KGEN_DEVICE void add(u32 wanted, Output output) {
+        if (!any(wanted != 0)) return;
+        int total = 0;
+#pragma unroll
+        for (int r = 0; r < Bits; ++r) total += count_lanes(ballot((wanted >> r & 1) != 0));
+        int place = 0;
+        if (lane_id() == 0) place = atomic_add(count_, total);
+        place = shfl(place, 0);
+        const u32 earlier = (1u << lane_id()) - 1u;
+#pragma unroll
+        for (int r = 0; r < Bits; ++r) {
+            const bool wants = (wanted >> r & 1) != 0;
+            const u32 lanes = ballot(wants);
+            if (wants) outputs_[place + count_lanes(lanes & earlier)] = static_cast<u16>(output(r));
+            place += count_lanes(lanes);
+        }
+    }
 
-    // For each output, after a block barrier: Lanes lanes call terms(output, lane) for their part of the sum, and one
-    // calls store(output, sum). Many lanes suit long sums, and few lanes have more outputs at work.
-    template <int Threads, int Lanes, class Terms, class Store>
-    KGEN_DEVICE void for_each(Terms terms, Store store) const {
+    // For each output: Lanes lanes call terms(output, lane) for their part of the sum, and one calls
+    // store(output, sum). Many lanes suit long sums, and few lanes have more outputs at work. An output for which
+    // settled(output, lane) holds is left as it is; all lanes get the same answer. It may have shuffles if Lanes is 32.
+    template <int Threads, int Lanes, class Settled, class Terms, class Store>
+    KGEN_DEVICE void for_each(Settled settled, Terms terms, Store store) const {
         sync_block();
         const int count = *count_, lane = thread_rank() % Lanes;
         // All lanes of a warp take part in its sums, also those without an output.
         for (int first = thread_rank() / kWarpSize * (kWarpSize / Lanes); first < count;
              first += Threads / Lanes) {
             const int i = first + lane_id() / Lanes;
-            const int output = i < count ? static_cast<int>(outputs_[i]) : -1;
+            int output = i < count ? static_cast<int>(outputs_[i]) : -1;
+            if (output >= 0 && settled(output, lane)) output = -1;
             const float sum = lanes_sum<Lanes>(output >= 0 ? terms(output, lane) : 0.0f);
             if (output >= 0 && lane == 0) store(output, sum);
         }
+    }
+
+    KGEN_DEVICE void finish() {
+        sync_block();
+        start();
     }
 
 private:
@@ -65,16 +100,36 @@ private:
 
 namespace detail {
 
+// A lane's part of the sum of a[i] * b[i * Step] over 0 <= i < terms: every Lanes-th product from `lane` on. Four
+// chains, because a long one loses more, and to have more loads under way.
+template <int Lanes, int Step, class A, class B>
+KGEN_DEVICE float partial_dot(const A* a, const B* b, int terms, int lane) {
+    float sum[4] = {};
+    a += lane;
+    b += lane * Step;
+    int left = terms - lane;
+#pragma unroll 2
+    for (; left > 3 * Lanes; left -= 4 * Lanes, a += 4 * Lanes, b += 4 * Lanes * Step) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) sum[k] = fma(to_float(a[k * Lanes]), to_float(b[k * Lanes * Step]), sum[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < 3; ++k)
+        if (left > k * Lanes) sum[k] = fma(to_float(a[k * Lanes]), to_float(b[k * Lanes * Step]), sum[k]);
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
 // One channel and up to Rows batch rows.
-template <Triangle Side, class T, class W, int Points, int PerThread, int Rows>
+template <Triangle Side, class T, class W, int Points, int PerThread, bool Wide, int Rows>
 class ToeplitzFft {
 public:
-    using Fft = BlockFft<Points, PerThread>;
+    using Fft = BlockFft<Points, PerThread, Wide>;
     static constexpr int kThreads = Fft::kThreads;
     static constexpr bool kSquares = sizeof(T) == 4;  // whether |y| alone does not decide
 
     KGEN_DEVICE ToeplitzFft(const W* w, const T* x, T* y, int rows, i64 stride, int columns, float bias)
         : fft_(dynamic_smem<f32x2>()),
+          doubtful_(reinterpret_cast<u32*>(dynamic_smem<char>() + Fft::kSmemBytes)),
           w_(w),
           x_(x),
           y_(y),
@@ -87,11 +142,14 @@ public:
     KGEN_DEVICE void run() {
         __shared__ int count;
         DirectOutputs direct(fft_.line(), &count);
+        direct.start();
         if (columns_ <= kShortRow) {
+            sync_block();
             for (int row = 0; row < rows_; ++row) {
-                direct.clear();
-                for (int t = thread_rank(); t < columns_; t += kThreads) direct.add(t);
-                sum_directly(direct, row, columns_);
+                direct.template add<1>(thread_rank() < columns_ ? 1u : 0u, [](int) { return thread_rank(); });
+                sum_directly(direct, row, columns_, RowScale{}, FftAccuracy<T>{}, false);
+                direct.finish();
+                sync_block();
             }
         } else {
             transform(direct);
@@ -99,67 +157,135 @@ public:
     }
 
 private:
-    // What is known of a row after its first transforms.
-    struct Row {
-        RowScale scale;
-        FftAccuracy<T> accuracy;
-    };
+    using Sums = GroupSum<kThreads, 1, 2>;
+    using Maxima = GroupMax<kThreads, 1, 2>;
 
     KGEN_DEVICE void transform(DirectOutputs& direct) {
-        __shared__ Row known[Rows];
+        __shared__ RowScale scales[Rows];
+        __shared__ FftAccuracy<T> accuracies[Rows];
+        __shared__ typename Sums::Scratch sums_scratch;
+        __shared__ typename Maxima::Scratch maxima_scratch;
+        Sums sums(sums_scratch);
+        Maxima maxima(maxima_scratch);
         fft_.init();
-        const float taps = find_taps_scale();
 
         // First the outputs, then for fp32 the sums of their terms' squares. Row -1 are the taps: their transform and
-        // those of rows share one place in the code, which would else exceed an SM's instruction cache.
-        float re[PerThread], im[PerThread], taps_peak = 0.0f;
+        // those of rows share one place in the code, which would else exceed an SM's instruction cache: counters are
+        // opaque, or the compiler would copy the body of the first turns.
+        // If registers suffice, the values of the next turn are loaded before a turn's last transform, which hides the
+        // time they take.
+        constexpr bool kAhead = PerThread <= 16;
+        float re[PerThread], im[PerThread], values[PerThread], taps = 0.0f, taps_peak = 0.0f;
+        if (kAhead) load(values, -1);
 #pragma unroll 1
-        for (int squared = 0; squared <= (kSquares ? 1 : 0); ++squared) {
+        for (int round = opaque(0); round < (kSquares ? 2 : 1); round = opaque(round + 1)) {
+            const bool squared = kSquares && round == 1;
 #pragma unroll 1
-            for (int row = -1; row < rows_; ++row) {
-                Row found;
-                float operands = 0.0f;
-                if (row < 0) {
-                    load_taps(re);
-                } else {
-                    if (squared == 1) {
-                        found = known[row];
-                    } else {
-                        operands = taps * find_scale(x_ + row * stride_, found.scale);
-                    }
-                    load_row(re, row, found.scale);
-                }
-                if (squared == 1) square(re);
-                fft_.forward(re, im);
-                const float peak = largest_square(re, im);
-                if (row < 0) {
-                    if (squared == 0) taps_peak = group_max<kThreads, 1>(peak);
-                    fft_.keep(re, im);
-                    continue;
-                }
-                multiply(re, im);
-                fft_.inverse(re, im);
-                if (squared == 0) {
-                    // Of the squares of all 2 Points outputs, with those that went around.
-                    float energy = 0.0f;
+            for (int next = -1; next < rows_; ++next) {
+                const int row = opaque(next);
+                RowScale scale = taps_;
+                FftAccuracy<T> accuracy{};
+                float total[2] = {}, largest[2] = {};
+                if (!kAhead) load(values, row);
 #pragma unroll
-                    for (int r = 0; r < PerThread; ++r) energy += re[r] * re[r] + im[r] * im[r];
-                    energy = group_sum<kThreads, 1>(energy);
-                    const float peaks = taps_peak * group_max<kThreads, 1>(peak);
-                    found.accuracy = FftAccuracy<T>(operands, energy, peaks, Points, columns_);
-                    // Read after barriers, those of the next transform.
-                    if (kSquares && thread_rank() == 0) known[row] = found;
+                for (int r = 0; r < PerThread; ++r) re[r] = values[r];
+                if (!squared) {
+                    find_largest(re, largest);
+                    maxima(largest);
+                    scale = RowScale::of_largest(largest[0]);
+                } else if (row >= 0) {
+                    scale = scales[row];
                 }
+#pragma unroll
+                for (int r = 0; r < PerThread; ++r) re[r] = scale.apply(re[r]);
+                if (!squared) {
+#pragma unroll
+                    for (int r = 0; r < PerThread; ++r) total[0] += re[r] * re[r];
+                } else {
+                    square(re);
+                }
+                fft_.forward(re, im);
+                float peak[2] = {largest_square(re, im), 0.0f};
+                if (kAhead) load(values, row + 1 < rows_ ? row + 1 : -1);
+                if (row < 0) {
+                    fft_.keep(re, im);
+                    // Before the next `forward`.
+                    sync_block();
+                } else {
+                    multiply(re, im);
+                    fft_.inverse(re, im);
+                    // Of the squares of all 2 Points outputs, with those that went around.
+#pragma unroll
+                    for (int r = 0; r < PerThread; ++r) total[1] += re[r] * re[r] + im[r] * im[r];
+                }
+                if (!squared) {
+                    sums(total);
+                    maxima(peak);
+                    if (row < 0) {
+                        taps_ = scale;
+                        lags_ = static_cast<int>(largest[1]);
+                        taps = total[0];
+                        taps_peak = peak[0];
+                    } else {
+                        accuracy = FftAccuracy<T>(taps * total[0], total[1], taps_peak * peak[0], Points,
+                                                  columns_);
+                    }
+                }
+                if (row < 0) continue;
                 fft_.untwist(re, im);
-                if (squared == 0) store(re, row, found.scale);
-                if (squared == (kSquares ? 1 : 0)) {
-                    direct.clear();
-                    list_inaccurate(direct, row, found, re);
-                    const bool finite = taps_.is_finite() && found.scale.is_finite();
-                    sum_directly(direct, row, finite ? lags_ : columns_);
+                u32 doubtful = 0;
+                if (!squared) {
+                    // Read after barriers, those of the next transform.
+                    if (kSquares && thread_rank() == 0) {
+                        scales[row] = scale;
+                        accuracies[row] = accuracy;
+                    }
+                    store(re, row, scale);
+                    doubtful = in_doubt(accuracy, re);
+                    if (kSquares) doubtful_[row * kThreads + thread_rank()] = doubtful;
+                } else {
+                    doubtful = doubtful_[row * kThreads + thread_rank()] &
+                               squares_in_doubt(accuracies[row], re);
+                }
+                if (squared == kSquares) {
+                    // Others read the line.
+                    sync_block();
+                    const bool finite = taps_.is_finite() && scale.is_finite();
+                    direct.template add<PerThread>(
+                        finite ? doubtful : inside(), [](int r) { return Fft::point(r); });
+                    sum_directly(direct, row, finite ? lags_ : columns_, scale, accuracy, finite);
+                    direct.finish();
                 }
             }
         }
+    }
+
+    // The values of a row, or the taps for row -1. Opaque: else what depends on `columns` would stay in registers from
+    // one transform to the next.
+    KGEN_DEVICE void load(float (&re)[PerThread], int row) const {
+        const int left = opaque(columns_) - thread_rank();
+        if (row < 0) {
+            const W* w = w_ + (left - 1);
+#pragma unroll
+            for (int r = 0; r < PerThread; ++r)
+                re[r] = r * kThreads < left ? to_float(w[-r * kThreads]) : 0.0f;
+        } else {
+            const T* x = x_ + (row * stride_ + thread_rank());
+#pragma unroll
+            for (int r = 0; r < PerThread; ++r)
+                re[r] = r * kThreads < left ? to_float(x[r * kThreads]) : 0.0f;
+        }
+    }
+
+    // Finds this thread's largest magnitude, and one more than its last point that is not 0.
+    KGEN_DEVICE void find_largest(const float (&re)[PerThread], float (&largest)[2]) const {
+        int points = 0;
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) {
+            largest[0] = Max::apply(largest[0], abs(re[r]));
+            points = re[r] != 0.0f ? Fft::point(r) + 1 : points;
+        }
+        largest[1] = static_cast<float>(points);
     }
 
     // The spectrum of a row becomes that of its outputs, divided by Points.
@@ -173,116 +299,81 @@ private:
         }
     }
 
-    KGEN_DEVICE void list_inaccurate(DirectOutputs& direct, int row, const Row& found,
-                                     const float (&squares)[PerThread]) const {
-        const bool finite = taps_.is_finite() && found.scale.is_finite();
-        const int exponent = taps_.exponent() + found.scale.exponent();
-#pragma unroll
-        for (int r = 0; r < PerThread; ++r) {
-            const int t = Fft::point(r);
-            if (t >= columns_) continue;
-            const float y = times_power_of_two(to_float(y_[row * stride_ + t]), -exponent);
-            if (!finite || !found.accuracy.is_accurate(y, kSquares ? squares[r] : 0.0f)) direct.add(t);
-        }
+    // Bit r is set if point r is inside the row.
+    KGEN_DEVICE u32 inside() const {
+        const int points = ceil_div(max(columns_ - thread_rank(), 0), kThreads);
+        return points == 0 ? 0u : 0xffffffffu >> (32 - points);
     }
 
-    KGEN_DEVICE void sum_directly(const DirectOutputs& direct, int row, int lags) const {
+    // Bit r is set if |y| of point r does not show that it is accurate; and if the squares of its terms do not.
+    KGEN_DEVICE u32 in_doubt(FftAccuracy<T> accuracy, const float (&y)[PerThread]) const {
+        u32 bits = 0;
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r)
+            if (!accuracy.is_accurate(y[r])) bits |= 1u << r;
+        return bits & inside();
+    }
+    KGEN_DEVICE u32 squares_in_doubt(FftAccuracy<T> accuracy, const float (&squares)[PerThread]) const {
+        u32 bits = 0;
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r)
+            if (!accuracy.is_accurate_by_squares(squares[r])) bits |= 1u << r;
+        return bits;
+    }
+
+    // `accuracy` is used for 16 bits and a row that is finite.
+    KGEN_DEVICE void sum_directly(const DirectOutputs& direct, int row, int lags, RowScale scale,
+                                  FftAccuracy<T> accuracy, bool finite) const {
         const T* x = x_ + row * stride_;
         T* y = y_ + row * stride_;
         const auto store = [&](int t, float sum) { y[t] = from_float<T>(sum + bias_); };
+        const auto unsettled = [](int, int) { return false; };
         if (lags <= kShortRow) {
             direct.template for_each<kThreads, 1>(
-                [&](int t, int) { return partial_sum<1>(x, t, lags, 0); }, store);
+                unsettled, [&](int t, int) { return partial_sum<1>(x, t, lags, 0); }, store);
+        } else if constexpr (kSquares) {
+            // Many outputs, next to the tip of the triangle and so of few terms.
+            direct.template for_each<kThreads, 8>(
+                unsettled, [&](int t, int lane) { return partial_sum<8>(x, t, lags, lane); }, store);
         } else {
-            // fp32: many outputs, next to the tip of the triangle and so of few terms. 16 bits: a few outputs that
-            // happen to be small, of many terms.
-            constexpr int kLanes = kSquares ? 8 : kWarpSize;
-            direct.template for_each<kThreads, kLanes>(
-                [&](int t, int lane) { return partial_sum<kLanes>(x, t, lags, lane); }, store);
-        }
-    }
-
-    // Finds the scale of the taps, and their largest lag. Returns the sum of the squares of the scaled taps.
-    KGEN_DEVICE float find_taps_scale() {
-        float lags = 0.0f;
-        for (int t = thread_rank(); t < columns_; t += kThreads)
-            if (abs(to_float(w_[t])) > 0.0f) lags = Max::apply(lags, static_cast<float>(columns_ - t));
-        lags_ = static_cast<int>(group_max<kThreads, 1>(lags));
-        return find_scale(w_, taps_);
-    }
-
-    // Finds the scale of `values`. Returns the sum of the squares of the scaled values.
-    template <class Value>
-    KGEN_DEVICE float find_scale(const Value* values, RowScale& scale) const {
-        float largest = 0.0f, squares = 0.0f;
-        for (int t = thread_rank(); t < columns_; t += kThreads)
-            largest = Max::apply(largest, abs(to_float(values[t])));
-        scale = RowScale::of_largest(group_max<kThreads, 1>(largest));
-        for (int t = thread_rank(); t < columns_; t += kThreads) {
-            const float value = scale.load(values + t, true);
-            squares += value * value;
-        }
-        return scale.normalise(group_sum<kThreads, 1>(squares));
-    }
-
-    // Opaque: else what depends on `columns` would stay in registers from one transform to the next.
-    KGEN_DEVICE void load_taps(float (&re)[PerThread]) const {
-        const int columns = opaque(columns_);
-#pragma unroll
-        for (int r = 0; r < PerThread; ++r) {
-            const int t = Fft::point(r);
-            re[r] = taps_.load(w_ + (columns - 1 - t), t < columns);
-        }
-    }
-
-    KGEN_DEVICE void load_row(float (&re)[PerThread], int row, RowScale scale) const {
-        const int columns = opaque(columns_);
-        const T* x = x_ + row * stride_;
-#pragma unroll
-        for (int r = 0; r < PerThread; ++r) {
-            const int t = Fft::point(r);
-            re[r] = scale.load(x + t, t < columns);
+            // A few outputs that happen to be small, of many terms. For most of them the squares of some terms are
+            // enough to show that they are accurate.
+            direct.template for_each<kThreads, kWarpSize>(
+                [&](int t, int lane) {
+                    const int terms = Side == Triangle::lower ? t + 1 : columns_ - t;
+                    float term = 0.0f;
+                    if (lane < terms)
+                        term = taps_.apply(to_float(w_[columns_ - 1 - lane])) *
+                               scale.apply(to_float(x[Side == Triangle::lower ? t - lane : t + lane]));
+                    return finite && accuracy.is_accurate_by_terms(lanes_sum<kWarpSize>(term * term));
+                },
+                [&](int t, int lane) { return partial_sum<kWarpSize>(x, t, lags, lane); }, store);
         }
     }
 
     KGEN_DEVICE void store(const float (&scaled)[PerThread], int row, RowScale scale) const {
         const int exponent = taps_.exponent() + scale.exponent();
+        const float half = power_of_two(exponent / 2), other = power_of_two(exponent - exponent / 2);
+        const int left = opaque(columns_) - thread_rank();
+        T* y = y_ + (row * stride_ + thread_rank());
 #pragma unroll
-        for (int r = 0; r < PerThread; ++r) {
-            const int t = Fft::point(r);
-            const float y = times_power_of_two(scaled[r], exponent);
-            if (t < columns_) y_[row * stride_ + t] = from_float<T>(y + bias_);
-        }
+        for (int r = 0; r < PerThread; ++r)
+            if (r * kThreads < left) y[r * kThreads] = from_float<T>(scaled[r] * half * other + bias_);
     }
 
     // A lane's part of output t, or u, of a row: its terms with the taps of the first `lags` lags.
     template <int Lanes>
     KGEN_DEVICE float partial_sum(const T* x, int t, int lags, int lane) const {
-        const int begin = Side == Triangle::lower ? max(0, t + 1 - lags) : t;
-        const int end = Side == Triangle::lower ? t + 1 : min(columns_, t + lags);
-        float sum[4] = {};
-        if constexpr (kSquares) {
-            // Four chains, because a long one loses more, and to have more loads under way.
-            for (int first = begin + lane; first < end; first += 4 * Lanes) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int col = first + i * Lanes;
-                    if (col >= end) continue;
-                    const int d = Side == Triangle::lower ? t - col : col - t;
-                    sum[i] = fma(to_float(w_[columns_ - 1 - d]), to_float(x[col]), sum[i]);
-                }
-            }
+        if constexpr (Side == Triangle::lower) {
+            const int begin = max(0, t + 1 - lags);
+            return partial_dot<Lanes, 1>(x + begin, w_ + (columns_ - 1 - t + begin), t + 1 - begin, lane);
         } else {
-            // No condition inside the loop, so that the loads of several terms are under way.
-            for (int col = begin + lane; col < end; col += Lanes) {
-                const int d = Side == Triangle::lower ? t - col : col - t;
-                sum[0] = fma(to_float(w_[columns_ - 1 - d]), to_float(x[col]), sum[0]);
-            }
+            return partial_dot<Lanes, -1>(x + t, w_ + (columns_ - 1), min(columns_ - t, lags), lane);
         }
-        return (sum[0] + sum[1]) + (sum[2] + sum[3]);
     }
 
     Fft fft_;
+    u32* doubtful_;  // [row][thread], of fp32: see in_doubt
     const W* w_;
     const T* x_;
     T* y_;
@@ -296,13 +387,13 @@ private:
 }  // namespace detail
 
 // y of a block's channel and up to `Rows` batch rows; blocks of a channel are `channels` apart.
-template <Triangle Side, class T, class W, int Points, int PerThread, int Rows>
+template <Triangle Side, class T, class W, int Points, int PerThread, bool Wide, int Rows>
 KGEN_DEVICE void toeplitz_fft(const W* w, const T* x, T* y, i64 batch, i64 channels, i64 columns,
                               float bias) {
     const i64 channel = static_cast<i64>(blockIdx.x) % channels;
     const i64 first = static_cast<i64>(blockIdx.x) / channels * Rows;
     const i64 stride = channels * columns, offset = first * stride + channel * columns;
-    detail::ToeplitzFft<Side, T, W, Points, PerThread, Rows> product(
+    detail::ToeplitzFft<Side, T, W, Points, PerThread, Wide, Rows> product(
         w + channel * columns, x + offset, y + offset,
         static_cast<int>(min(batch - first, static_cast<i64>(Rows))), stride,
         static_cast<int>(columns), bias);

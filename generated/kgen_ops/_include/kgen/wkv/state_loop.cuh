@@ -65,6 +65,19 @@ public:
     template <bool Backward>
     KGEN_DEVICE void run(const float* start, Checkpoint* checkpoints, i64 checkpoint_stride,
                          int block_tiles, float* end) const {
+        const auto load = [&](Tile& state, int key0) {
+            state.clear();
+            if (start != nullptr)
+                state.load_rows(start + static_cast<i64>(key0) * C::kHeadValues, C::kHeadValues,
+                                C::kK - key0, width);
+        };
+        run_from<Backward>(load, checkpoints, checkpoint_stride, block_tiles, end);
+    }
+
+    // The same from the state of load(tile, its first key).
+    template <bool Backward, class Load>
+    KGEN_DEVICE void run_from(const Load& load, Checkpoint* checkpoints, i64 checkpoint_stride,
+                              int block_tiles, float* end) const {
         // Shared memory: W w[Stages][32][kKeys]; T x[Stages][32][kKeys],
         // rows[Stages][32][kRowStride]; float factors[2][kFactors], decays[2][kKeys].
         W* ring_w = dynamic_smem<W>();
@@ -75,10 +88,7 @@ public:
 
         const int key0 = thread_rank() / kWarpSize * 16;
         Tile state;
-        state.clear();
-        if (start != nullptr)
-            state.load_rows(start + static_cast<i64>(key0) * C::kHeadValues, C::kHeadValues,
-                            C::kK - key0, width);
+        load(state, key0);
         if (kKeys > C::kK || width < C::kBlockV) {  // padding that no copy writes stays zero
             if constexpr (C::kPerStep)
                 for (int i = thread_rank(); i < kStages * kBufferKeys; i += kThreads)

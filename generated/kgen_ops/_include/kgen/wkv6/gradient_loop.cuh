@@ -33,30 +33,45 @@
 // NaN and Inf: masks are products with 0. A NaN or Inf of r, k, v or gy makes gu NaN, one of w the decays; with those,
 // and where u is not finite, the block computes its head again, step by step.
 //
+// Segments of T: a block has one of them. G after it comes from what the later segments add (segment_start.cuh). Where
+// that or S before the segment is not finite, the block also computes its segment again.
+//
 // A Config has W (16 bits) and U; kForm; kPerStep: whether w has a row per step; kK, kV; kGroups; kVec: elements per
-// copy; kTerms: bf16 terms of G as an operand, and of rows for scores.
+// copy; kTerms: bf16 terms of G as an operand, and of rows for scores; kSegments: of T.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
 #include "kgen/primitives/block.cuh"
 #include "kgen/primitives/registers.cuh"
 #include "kgen/wkv/tensors.cuh"
+#include "kgen/wkv/state_tile.cuh"
 #include "kgen/wkv6/gradient_lane.cuh"
+#include "kgen/wkv6/segment_start.cuh"
 #include "kgen/wkv7/decay.cuh"
 #include "kgen/wkv7/tile_copier.cuh"
 
 namespace kgen::wkv6 {
 
-// What a block reads and writes, of a sequence and head. It is in shared memory: pointers and strides would take a
-// third of the registers.
-template <class W, class U>
+// The gradient of the state after the block's steps.
+template <class Config, bool Segments>
+struct GradientAfter {
+    const float* final_state;  // [K, V] or null
+};
+template <class Config>
+struct GradientAfter<Config, true> : SegmentStart<Config, true> {};
+
+// What a block reads and writes, of a sequence and head, or of a segment of it. It is in shared memory: pointers and
+// strides would take a third of the registers.
+template <class Config>
 struct HeadGradients {
+    using W = typename Config::W;
+    using U = typename Config::U;
     i64 steps;
     StepPointer<bf16> gy, r, k, v;
     StepPointer<W> w;  // one row if w has no steps
     const U* u;
-    const float* gfinal_state;  // [K, V] or null
-    const u32* states;          // of the head's first chunk
+    GradientAfter<Config, (Config::kSegments > 1)> after;
+    const u32* states;           // of the first chunk
     StepRows<bf16> gr, gk, gv;
     StepRows<W> gw;              // if w has steps
     float *gu_parts, *gw_parts;  // [kGroups, K]; gw_parts if w has no steps
@@ -72,7 +87,8 @@ class GradientLoop {
     using Copier = wkv7::TileCopier<bf16, Config::kVec>;
     using CopierW = wkv7::TileCopier<W, Config::kVec>;
     using Steps = typename Lane::Steps;
-    static constexpr bool kPerStep = Config::kPerStep;
+    using StateTile = wkv::StateTile<bf16, false, 2 * ceil_div(Config::kV, 16)>;
+    static constexpr bool kPerStep = Config::kPerStep, kSegments = Config::kSegments > 1;
     static constexpr int kK = Config::kK, kV = Config::kV, kGroups = Config::kGroups;
     static constexpr int kBlocks = ceil_div(kV, 16), kFragments = 2 * kBlocks;
     static constexpr int kTile = Tile::kElements, kInputs = kPerStep ? 3 : 2, kTerms = Config::kTerms;
@@ -99,7 +115,7 @@ public:
     static constexpr int kBytes = 4 * kGradient + 2 * kGroups * kGroupHalves;
     static constexpr int kStateWords = kStateHalves / 2;  // of a chunk
 
-    using Head = HeadGradients<W, U>;
+    using Head = HeadGradients<Config>;
     const Head& x;
 
     KGEN_DEVICE void operator()() const {
@@ -107,7 +123,8 @@ public:
         const int warp = thread_rank() / kWarpSize, group = warp / kWarps;
         Group its{*this, group, warp % kWarps, chunks};
         its.loop();
-        const float nonfinite = its.nonfinite;
+        float nonfinite = its.nonfinite;
+        if constexpr (kSegments) nonfinite += check_state();
         if (block_any_nonfinite<kGroups * kWarps>(nonfinite)) step_by_step();
     }
 
@@ -123,7 +140,7 @@ private:
         int slots_, pairs_, rows_, columns_;  // of the row of 8 elements that a lane passes to ldmatrix
 
         KGEN_DEVICE void loop() {
-            const HeadGradients<W, U>& x = of.x;
+            const Head& x = of.x;
             last_ = static_cast<int>(x.steps - 16 * i64{chunks - 1});
             place_ = opaque(Tile::offset(mma_lane().g, 0) + 2 * mma_lane().q);
             slots_ = opaque(Tile::offset(wkv7::slot_step(lane_id() % 16), lane_id() / 16));
@@ -208,7 +225,7 @@ private:
         // Starts the copies of a chunk's rows.
         KGEN_DEVICE void copy(int chunk, int stage) const {
             if (chunk >= 0) {
-                const HeadGradients<W, U>& x = of.x;
+                const Head& x = of.x;
                 const int there = left(chunk), key = 16 * warp;
                 const i64 first = i64{chunk} * 16;
                 u16* to = inputs(stage);
@@ -227,7 +244,7 @@ private:
         }
 
         KGEN_DEVICE void run(int chunk, int stage) {
-            const HeadGradients<W, U>& x = of.x;
+            const Head& x = of.x;
             // 1. Copies.
             cp_async_wait<0>();
             meet();
@@ -361,8 +378,16 @@ private:
         }
 
         // G after the last step; the lane's part.
-        KGEN_DEVICE void put_final_gradient() const {
-            const float* from = of.x.gfinal_state;
+        KGEN_DEVICE void put_final_gradient() {
+            if constexpr (kSegments) {
+                StateTile tile;
+                if (!of.x.after(tile, 16 * warp)) nonfinite = infinity();
+                tile.store_fragments(dynamic_smem<float>() + warp * kFragments * kWarpSize * 4, kFragments);
+            } else {
+                put_final_state(of.x.after.final_state);
+            }
+        }
+        KGEN_DEVICE void put_final_state(const float* from) const {
             const MmaLane at = mma_lane();
 #pragma unroll 1
             for (int i = 0; i < 4 * kFragments; ++i) {
@@ -514,13 +539,35 @@ private:
         }
     };
 
+    // Of a segment: NaN if S before it is not finite. A word per thread and round.
+    KGEN_DEVICE float check_state() const {
+        float nonfinite = 0.0f;
+        if (x.steps > 0) {
+#pragma unroll 1
+            for (int i = thread_rank(); i < kStateWords; i += kThreads) {
+                const f32x2 two = unpack2<bf16>(x.states[i]);
+                nonfinite = fma(two.x, 0.0f, fma(two.y, 0.0f, nonfinite));
+            }
+        }
+        return nonfinite;
+    }
+
     // The definition, a thread per key or value feature. It takes hundreds of times as long.
     KGEN_DEVICE void step_by_step() const {
         float* gradient = dynamic_smem<float>();  // [K, V]
         const int rank = thread_rank();
         sync_block();
-        for (int i = rank; i < kK * kV; i += kThreads)
-            gradient[i] = x.gfinal_state != nullptr ? x.gfinal_state[i] : 0.0f;
+        if constexpr (kSegments) {
+            const int key = rank / kWarpSize * 16;
+            if (rank < kGroupThreads) {
+                StateTile tile;
+                x.after(tile, key);
+                tile.store_rows(gradient + key * kV, kV, kK - key, kV);
+            }
+        } else {
+            for (int i = rank; i < kK * kV; i += kThreads)
+                gradient[i] = x.after.final_state != nullptr ? x.after.final_state[i] : 0.0f;
+        }
         float gu = 0.0f, by_w = 0.0f;  // of key `rank`, if there is one
 #pragma unroll 1
         for (i64 chunk = ceil_div(x.steps, i64{16}) - 1; chunk >= 0; --chunk) {

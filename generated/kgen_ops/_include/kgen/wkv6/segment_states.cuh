@@ -1,20 +1,24 @@
-// What a segment of T adds to the state of wkv5 and wkv6, where heads are few; bf16 operands (mma, sm_80).
+// What a segment of T adds to the state of wkv5 and wkv6, or to the state's gradient, where heads are few; bf16
+// operands (mma, sm_80).
 //
-// A transition is diagonal. So with S_s the state before segment s, and sums over its steps t:
+// A transition is diagonal. So with S_s the state before segment s, G_s its gradient, and sums over its steps t:
 //
-//     S_{s+1} = diag(P) S_s + L     P = the product of all d_t     L = sum_t diag(d_{t+1} ... d_last) k_t v_t^T
+//     S_{s+1} = diag(P) S_s + L     P = the product of all d_t    L = sum_t diag(d_{t+1} ... d_last) k_t v_t^T
+//     G_s = diag(P) G_{s+1} + L     the same P                    L = scale sum_t diag(d_first ... d_{t-1}) r_t gy_t^T
 //
 // The block loops over chunks of 32 steps. A warp has 16 keys and all of the block's value features, with L in
 // registers:
 //
 //     L = diag(d_0 ... d_31) L + K^T V     K_t = k_t d_{t+1} ... d_31
+//     L = L + R^T gy                       R_t = scale r_t d_first ... d_{t-1}, for the gradient
 //
 // by running products of decays, so every factor is at most 1. A lane has two keys and four consecutive steps of each
 // 16, in the order in which operand A has them: rows K never leave registers. Neighbouring lanes exchange the products
 // of their four steps. Rows K have a high and a low term, so that a segment begins with a state closer to the exact one
 // than the state of a loop over all steps.
 //
-// Steps beyond the last one: their k and v are zero, their decays are not 1, and nothing reads a state after them.
+// Steps beyond the last one: their k and v are zero, their decays are not 1, and nothing reads a state after them. For
+// the gradient their decays are 1.
 //
 // Layout: sums [K][V], decays [K] of the segment, in fp32.
 //
@@ -33,8 +37,9 @@
 namespace kgen::wkv6 {
 
 // A Config has W; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV: features of a head; kColumns:
-// value features of the block; kStages: chunks of inputs in shared memory; kVec: elements per copy.
-template <class Config>
+// value features of the block; kStages: chunks of inputs in shared memory; kVec: elements per copy. Gradient: of the
+// gradient, where k is r and v is gy.
+template <class Config, bool Gradient = false>
 struct SegmentStates {
     using W = typename Config::W;
     using Tile = SwizzledTile<bf16, 16>;
@@ -56,6 +61,7 @@ struct SegmentStates {
     int values;     // value features from the block's first one on
     float* sums;    // from the block's first value feature on
     float* decays;  // or null
+    float scale;    // of the gradient
 
     KGEN_DEVICE void operator()() const {
         const int chunks = static_cast<int>(ceil_div(max(steps, i64{0}), i64{kChunk}));
@@ -63,6 +69,7 @@ struct SegmentStates {
 #pragma unroll
         for (int chunk = 0; chunk < kStages - 1; ++chunk) copies.start(chunk);
         Factors factors;
+        if constexpr (Gradient) factors.before[0] = factors.before[1] = scale;
         if constexpr (!Config::kPerStep) factors.of_head(w.first, own_key());
         float state[2 * kValueTiles][4] = {}, all[2] = {1.0f, 1.0f};
 #pragma unroll 1
@@ -71,10 +78,16 @@ struct SegmentStates {
             sync_block();  // all copies of the chunk are there, and all warps have read the slot that is filled next
             copies.start(chunk + kStages - 1);
             const u16* stage = stage_of(chunk);
-            if constexpr (Config::kPerStep) factors.of_steps(stage + kOfW + warp() * kTileW);
+            const int left = static_cast<int>(min(steps - i64{chunk} * kChunk, i64{kChunk}));
+            if constexpr (Config::kPerStep) {
+                factors.of_steps(stage + kOfW + warp() * kTileW, left);
+            } else if (Gradient && left < kChunk) {
+                factors.shorten(w.first, own_key(), left);
+            }
             add_chunk(state, factors, stage);
 #pragma unroll
             for (int half = 0; half < 2; ++half) all[half] *= factors.chunk[half];
+            if constexpr (Gradient) factors.advance();
         }
         cp_async_wait_all();
         store(state, all);
@@ -147,22 +160,44 @@ private:
     // By which the lane's rows of k are multiplied, keys g and g + 8, and the products of a chunk's decays.
     struct Factors {
         float row[kBlocks][2][4], chunk[2];
+        float before[2];  // of the gradient: scale times the decays of earlier chunks
 
         // w [K], the same at all steps.
         KGEN_DEVICE void of_head(const W* w, int key) {
             float decay[kBlocks][2][4];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const bool there = key + 8 * half < Config::kK;
-                const float d = there ? decay_of<Config::kForm>(to_float(w[key + 8 * half])) : 1.0f;
+                const float d = of_key(w, key + 8 * half);
 #pragma unroll
                 for (int i = 0; i < 4 * kBlocks; ++i) decay[i / 4][half][i % 4] = d;
             }
             multiply(decay);
         }
 
-        // tile: the warp's first tile of w in a stage.
-        KGEN_DEVICE void of_steps(const u16* tile) {
+        // The same, of a last chunk of `left` steps, after those before it.
+        KGEN_DEVICE void shorten(const W* w, int key, int left) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float d = of_key(w, key + 8 * half);
+                chunk[half] = 1.0f;
+#pragma unroll 1
+                for (int i = 0; i < left; ++i) chunk[half] *= d;
+            }
+        }
+
+        // Of the gradient: to the next chunk.
+        KGEN_DEVICE void advance() {
+            if constexpr (Config::kPerStep) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) before[half] *= chunk[half];
+            } else {
+#pragma unroll
+                for (int i = 0; i < 8 * kBlocks; ++i) row[i / 8][i / 4 % 2][i % 4] *= chunk[i / 4 % 2];
+            }
+        }
+
+        // tile: the warp's first tile of w in a stage, of `left` steps.
+        KGEN_DEVICE void of_steps(const u16* tile, int left) {
             float decay[kBlocks][2][4];
 #pragma unroll
             for (int block = 0; block < kBlocks; ++block, tile += kWarps * kTileW) {
@@ -190,12 +225,18 @@ private:
                 for (int i = 0; i < 8; ++i) {
                     float& d = decay[block][i / 4][i % 4];
                     d = decay_of<Config::kForm, false>(d);
+                    if constexpr (Gradient)
+                        d = 16 * block + own_step() + i % 4 < left ? d : 1.0f;
                 }
             }
             multiply(decay);
         }
 
     private:
+        static KGEN_DEVICE float of_key(const W* w, int key) {
+            return key < Config::kK ? decay_of<Config::kForm>(to_float(w[key])) : 1.0f;
+        }
+
         // From the decays of the lane's steps.
         KGEN_DEVICE void multiply(const float (&decay)[kBlocks][2][4]) {
             const int q = mma_lane().q;
@@ -203,18 +244,28 @@ private:
             for (int half = 0; half < 2; ++half) {
                 chunk[half] = 1.0f;
 #pragma unroll
-                for (int block = kBlocks - 1; block >= 0; --block) {
+                for (int place = 0; place < kBlocks; ++place) {
+                    const int block = Gradient ? place : kBlocks - 1 - place;
                     const float(&d)[4] = decay[block][half];
                     const float own = d[0] * d[1] * (d[2] * d[3]);
                     const float neighbour = shfl_xor(own, 1), pair = own * neighbour;
                     const float others = shfl_xor(pair, 2);
-                    // Of later steps: all lanes' of later blocks, then those of later lanes of this one.
-                    float later = q & 2 ? chunk[half] : chunk[half] * others;
-                    later = q & 1 ? later : later * neighbour;
                     float(&f)[4] = row[block][half];
-                    f[3] = later;
+                    if constexpr (Gradient) {
+                        // Of earlier steps, in the order of those below.
+                        float earlier = before[half] * chunk[half];
+                        earlier = q & 2 ? earlier * others : earlier;
+                        f[0] = q & 1 ? earlier * neighbour : earlier;
 #pragma unroll
-                    for (int i = 2; i >= 0; --i) f[i] = f[i + 1] * d[i + 1];
+                        for (int i = 1; i < 4; ++i) f[i] = f[i - 1] * d[i - 1];
+                    } else {
+                        // Of later steps: all lanes' of later blocks, then those of later lanes of this one.
+                        float later = q & 2 ? chunk[half] : chunk[half] * others;
+                        later = q & 1 ? later : later * neighbour;
+                        f[3] = later;
+#pragma unroll
+                        for (int i = 2; i >= 0; --i) f[i] = f[i + 1] * d[i + 1];
+                    }
                     chunk[half] *= pair * others;
                 }
             }
@@ -238,9 +289,11 @@ private:
                 terms[block][1].pair[i] = split[1];
             }
         }
+        if constexpr (!Gradient) {
 #pragma unroll
-        for (int i = 0; i < 8 * kValueTiles; ++i)
-            state[i / 4][i % 4] *= factors.chunk[i % 4 / 2];
+            for (int i = 0; i < 8 * kValueTiles; ++i)
+                state[i / 4][i % 4] *= factors.chunk[i % 4 / 2];
+        }
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
