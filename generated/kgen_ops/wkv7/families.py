@@ -967,7 +967,7 @@ FORWARD = (
             Parameter("vec", (8, 4, 2, 1)),
             Parameter("min_blocks", (1, 2, 3)),
             Parameter("quotients", (0, 1), default=0),
-            Parameter("segments", (3, 4, 5, 6, 8, 10, 12, 16)),
+            Parameter("segments", (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16)),
             Parameter("state_warps", (8, 4, 2, 1)),
             Parameter("state_blocks", (1, 2), default=1),
         ),
@@ -1051,6 +1051,11 @@ FORWARD = (
                 call.on_gpu)
             ),
             lambda call: call.B * call.T >= 256 * call.N * call.segments or not call.on_gpu,
+            lambda call: (
+                4 * call.loop_blocks * call.segments >= 3 * call.min_blocks * call.sm_count or
+                call.B * call.T < 512 * call.N * call.segments or call.segments == 16 or (not
+                call.on_gpu)
+            ),
             lambda call: (
                 2 * call.state_grid <= call.sm_count or 8 * call.state_grid >= 5 *
                 round_up(call.state_grid, call.sm_count) or (not call.on_gpu)
@@ -1438,7 +1443,10 @@ BACKWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     "most_row_warps": lambda call: (
         12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
     ),
-    "spare_registers": lambda call: 48 if call.compute_capability >= 120 else 0,
+    "spare_registers": lambda call: (
+        48 if call.compute_capability >= 120 else 0 if call.quotients and (not call.consumer_scores)
+        else 24
+    ),
     "state_registers": lambda call: (
         call.regs_per_sm // (32 * round_up(call.state_block_warps, 4) * call.state_blocks) // 8 * 8
     ),
@@ -1488,6 +1496,12 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "most_row_warps": lambda call: (
         12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
     ),
+    "few_heads": lambda call: (
+        call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
+        and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
+        and (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.smem_per_block >
+        131072)
+    ),
 }
 
 BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1521,6 +1535,12 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "most_row_warps": lambda call: (
         12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
     ),
+    "few_heads": lambda call: (
+        call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
+        and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
+        and (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.smem_per_block >
+        131072)
+    ),
 }
 
 BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1549,6 +1569,12 @@ BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
     "on_gpu": lambda call: call.compute_capability > 0,
     "most_row_warps": lambda call: (
         12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
+    ),
+    "few_heads": lambda call: (
+        call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
+        and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
+        and (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.smem_per_block >
+        131072)
     ),
 }
 
@@ -1584,6 +1610,12 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
         64 if call.prepared < 2 else 24 if call.compute_capability == 90 and call.chunk == 16 and
         (call.vec > 2) else 56
     ),
+    "few_heads": lambda call: (
+        call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
+        and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
+        and (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.smem_per_block >
+        131072)
+    ),
 }
 
 BACKWARD = (
@@ -1605,7 +1637,7 @@ BACKWARD = (
             Parameter("level_loop", (0, 1), default=0),
             Parameter("quotients", (0, 1), default=0),
             Parameter("consumer_scores", (0, 1), default=0),
-            Parameter("segments", (3, 4, 5, 6, 8, 10, 12, 16)),
+            Parameter("segments", (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16)),
             Parameter("state_warps", (8, 4, 2, 1)),
             Parameter("state_blocks", (1, 2), default=1),
             Parameter("state_row_warps", (8, 4, 2, 1)),
@@ -1613,6 +1645,7 @@ BACKWARD = (
         first=(
             (4, 4, 2, 8, 2, 16, 4, 3, 2, 0, 1, 0, 4, 8, 1, 4),
             (4, 4, 2, 8, 2, 16, 4, 3, 4, 0, 0, 0, 4, 8, 1, 4),
+            (4, 4, 2, 8, 1, 16, 4, 3, 4, 0, 0, 0, 10, 8, 1, 4),
         ),
         named=BACKWARD_WARP_SPECIALIZED_SEGMENTS_NAMED,
         is_safe=False,
@@ -1721,6 +1754,11 @@ BACKWARD = (
                 call.on_gpu)
             ),
             lambda call: call.B * call.T >= 256 * call.N * call.segments or not call.on_gpu,
+            lambda call: (
+                4 * call.loop_blocks * call.segments >= 3 * call.min_blocks * call.sm_count or
+                call.B * call.T < 512 * call.N * call.segments or call.segments == 16 or (not
+                call.on_gpu)
+            ),
             lambda call: (
                 2 * call.state_grid <= call.sm_count or 8 * call.state_grid >= 5 *
                 round_up(call.state_grid, call.sm_count) or (not call.on_gpu)
@@ -1850,6 +1888,7 @@ BACKWARD = (
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
             lambda call: call.chunk == 16,
+            lambda call: not call.few_heads,
         ),
         bind=backward_warp_specialized,
     ),
@@ -1962,6 +2001,7 @@ BACKWARD = (
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
             lambda call: call.chunk == 16,
+            lambda call: not call.few_heads,
         ),
         bind=backward_chunk_loop,
     ),
@@ -2079,6 +2119,7 @@ BACKWARD = (
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
             lambda call: call.chunk == 16,
+            lambda call: not call.few_heads,
         ),
         bind=backward_chunk_rows,
     ),
@@ -2170,6 +2211,7 @@ BACKWARD = (
             lambda call: call.tokens * call.stages >= 4 or call.T < 4,
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: call.threads <= 64 or call.on_gpu,
+            lambda call: not call.few_heads,
             lambda call: 4 * call.key_split <= max(round_up(call.V, 4), 16),
             lambda call: call.keys < 2 * call.K or call.keys == 8,
             lambda call: call.chunk <= next_pow2(max(call.T, 1)) or call.chunk == 8,
