@@ -1500,7 +1500,7 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
         and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
         and (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.smem_per_block >
-        131072)
+        196608)
     ),
 }
 
@@ -1539,7 +1539,7 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
         call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
         and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
         and (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.smem_per_block >
-        131072)
+        196608)
     ),
 }
 
@@ -1574,7 +1574,7 @@ BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
         call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
         and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
         and (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.smem_per_block >
-        131072)
+        196608)
     ),
 }
 
@@ -1614,7 +1614,7 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
         call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
         and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
         and (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.smem_per_block >
-        131072)
+        196608)
     ),
 }
 
