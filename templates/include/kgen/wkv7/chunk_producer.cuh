@@ -18,7 +18,7 @@
 //     W w and bf16 r, k, a, b [warps][tiles of a warp][Stages]: copies of the inputs, 16 keys each (tile_copier.cuh)
 //
 // Scores of steps with later steps are zero from the beginning where nothing writes them. Rows beyond the last step
-// are zero. Decays there are 1 in loops that begin with the last chunk; in the others nothing reads a later state.
+// are zero. Decays there are 1 where the Pass has kKeepsState; elsewhere nothing reads a later state.
 //
 // A Pass is one of loop_passes.cuh.
 //
@@ -216,7 +216,7 @@ private:
         if constexpr (RowCopies) {
             u16* to = inputs_of(chunk, 0) - warp_ * kWarpInputs;
             if constexpr (Pass::kReadsR) r_.start(to, left, Keys);
-            k_.start(to + kOfK, left, Keys);
+            if constexpr (Pass::kReadsK) k_.start(to + kOfK, left, Keys);
             a_.start(to + kOfA, left, Keys);
             b_.start(to + kOfB, left, Keys);
             w_.start(to + kOfW, left, Keys);
@@ -226,7 +226,7 @@ private:
                 const int first = 16 * n * Warps, width = Keys - 16 * warp_ - first;
                 u16* to = inputs_of(chunk, n);
                 if constexpr (Pass::kReadsR) r_.start(to, left, width, first);
-                k_.start(to + kOfK, left, width, first);
+                if constexpr (Pass::kReadsK) k_.start(to + kOfK, left, width, first);
                 a_.start(to + kOfA, left, width, first);
                 b_.start(to + kOfB, left, width, first);
                 w_.start(to + kOfW, left, width, first);
@@ -234,7 +234,7 @@ private:
         }
         cp_async_commit();
         if constexpr (Pass::kReadsR) r_.advance();
-        k_.advance();
+        if constexpr (Pass::kReadsK) k_.advance();
         a_.advance();
         b_.advance();
         w_.advance();

@@ -69,7 +69,7 @@ public:
     KGEN_DEVICE void put_rows(int chunk) {
         this->begin_rows(chunk);
         if (kTiles < Warps && warp_ >= kTiles) return;
-        if constexpr (kBack && Form != DecayForm::log) this->keep_state_behind(chunk);
+        if constexpr (Pass::kKeepsState && Form != DecayForm::log) this->keep_state_behind(chunk);
         Scores sums = {};
 #pragma unroll 1  // two tiles at a time would spill
         for (int n = 0; n < kPerWarp; ++n) {

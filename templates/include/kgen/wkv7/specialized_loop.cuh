@@ -121,10 +121,10 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, Sta
         if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite)) again();
     }
 
-    // The steps one by one. end: the state after them, or null.
-    template <bool Second>
+    // The steps one by one. end: the state after them, or null. Outputs: as step_by_step has it.
+    template <bool Second, bool Outputs = true>
     KGEN_DEVICE void run_steps(const float* start, float* end) const {
-        this->template step_by_step<Pass::kDirection, Second, Config::kK, kColumns, Config::kForm>(
+        this->template step_by_step<Pass::kDirection, Second, Config::kK, kColumns, Config::kForm, Outputs>(
             start, end);
     }
 
@@ -181,7 +181,7 @@ private:
     static KGEN_DEVICE void put_scores(const Scores& scores, int chunk) {
 #pragma unroll 1
         for (int i = warp(); i < Scores::kMatrices; i += kWarps)
-            scores.put_score(chunk, Pass::kReadsR ? i : 3 * i);
+            scores.put_score(chunk, Scores::matrix(i));
     }
 
     // column: the first one of the warp in c and the outputs; `width` of c exist from there on.
