@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "a58316ece397f71d5928620b99c2aeb0"
+HEADERS = "fbce41739a733f940f12d01cff53ae09"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -1500,7 +1500,11 @@ BACKWARD = (
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
-            lambda call: call.chunk == 16,
+            lambda call: (
+                call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=
+                call.smem_per_sm
+            ),
+            lambda call: call.chunk == 16 or call.quotients,
         ),
         bind=backward_warp_specialized,
     ),
@@ -1612,7 +1616,10 @@ BACKWARD = (
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
-            lambda call: call.chunk == 16,
+            lambda call: (
+                call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=
+                call.smem_per_sm
+            ),
         ),
         bind=backward_chunk_loop,
     ),
@@ -1729,7 +1736,10 @@ BACKWARD = (
             lambda call: call.threads <= 64 or call.on_gpu,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
-            lambda call: call.chunk == 16,
+            lambda call: (
+                call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=
+                call.smem_per_sm
+            ),
         ),
         bind=backward_chunk_rows,
     ),

@@ -888,7 +888,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="71a736f507c0",
+        kernel="0ac966e7dcb3",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, chunk_warps=4, "
@@ -904,7 +904,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="45cb3e2302aa",
+        kernel="7a89dc421e22",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -920,7 +920,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="06fd07813cc5",
+        kernel="aeedc26ecadb",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -936,7 +936,7 @@ BACKWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "fp32", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="a451a0989e3f",
+        kernel="ddafdae1e0f0",
         config=(
             "block_per_head("
             "split=4, tile=4, columns=64, tokens=8, stages=2, vec=4, chunk=16, key_split=8, "
@@ -952,7 +952,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="2a5a4a66faf2",
+        kernel="a2608d07117e",
         config=(
             "block_per_head("
             "split=4, tile=4, columns=64, tokens=8, stages=2, vec=4, chunk=16, key_split=8, "

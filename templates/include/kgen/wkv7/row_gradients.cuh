@@ -124,7 +124,9 @@ KGEN_DEVICE void backward_rows(
 
     // Opaque, so that the second call computes its addresses anew instead of keeping the first one's in registers.
     u32 number_of_block = StepByStep ? static_cast<u32>(opaque(static_cast<int>(blockIdx.x))) : blockIdx.x;
-    if constexpr (StepByStep && Block::kOpaqueRepeat) opaque(number_of_block, static_cast<u32>(H >> 63));
+    if constexpr (StepByStep) {
+        if constexpr (Block::kOpaqueRepeat) opaque(number_of_block, static_cast<u32>(H >> 63));
+    }
     const int block = static_cast<int>(number_of_block % kKeyBlocks);
     const Index heads = static_cast<Index>(H), index = number_of_block / kKeyBlocks / heads;
     const i64 h = number_of_block / kKeyBlocks % heads;

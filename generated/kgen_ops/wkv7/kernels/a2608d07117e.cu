@@ -1,69 +1,61 @@
-// digest: 71a736f507c0
-// Rendered by kgen from templates/wkv7/backward_warp_specialized.cu.jinja
-// config: warp_specialized(warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, chunk_warps=4, chunk_blocks=3)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
-// wkv7 backward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16. All sums are in a fixed
-// order.
+// digest: a2608d07117e
+// Rendered by kgen from templates/wkv7/backward_block_per_head.cu.jinja
+// config: block_per_head(split=4, tile=4, columns=64, tokens=8, stages=2, vec=4, chunk=16, key_split=8, keys=16, prepared=3)
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
+// wkv7 backward, states in registers. All sums are in a fixed order.
 //
-//     wkv7_backward_columns  tensor cores: sa and the states before all chunks, forward in time; gsa, gv and the
-//                            gradients of the states after all chunks, backward in time, by other blocks of the same
-//                            launch
-//     wkv7_backward_rows     tensor cores: gr, gw, gk, ga and gb, all chunks in parallel
+//     wkv7_backward_columns  sa and the states before all chunks, forward in time; gsa, gv, the gradients of the
+//                            states after all chunks and that of the initial state, backward in time, by other
+//                            blocks of the same launch
+//     wkv7_backward_rows     gr, gw, gk, ga and gb, all chunks in parallel
 //
-// Formulas, shared memory and barriers: kgen/wkv7/specialized_loop.cuh, kgen/wkv7/chunk_rows.cuh.
-#include "kgen/wkv7/chunk_rows.cuh"
-#include "kgen/wkv7/specialized_loop.cuh"
+// Shared memory and barriers: kgen/wkv7/prepared_columns.cuh, kgen/wkv7/prepared_rows.cuh.
+#include "kgen/wkv7/prepared_rows.cuh"
+#include "kgen/wkv7/prepared_columns.cuh"
 
 namespace {
 
 using Value = kgen::bf16;
-using W = kgen::bf16;
+using W = float;
 using Offset = kgen::none;  // none: a batch row is a sequence
-using State = float;  // of the states in workspaces
+using kgen::from_float;
 using kgen::i64;
 using kgen::wkv7::dense_rows;
 using kgen::wkv7::Rows;
 using kgen::wkv7::step_pointer;
-
-constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 
 struct Config {
     using Value = ::Value;
     using W = ::W;
     static constexpr int kK = 64;
     static constexpr int kV = 64;
-    static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;  // of w
-    static constexpr int kWarps = 4;         // consumers of the first kernel, 16 value features each
-    static constexpr int kRowWarps = 4;  // its producers
-    static constexpr int kStages = 4;       // its chunks of inputs in shared memory
-    static constexpr int kVec = 8;             // elements per copy
-    static constexpr int kSteps = 16;               // of a chunk
+    static constexpr auto kForm = kgen::wkv7::DecayForm::log;  // of w
+    static constexpr int kSplit = 4;      // threads that share a column of the state
+    static constexpr int kTile = 4;        // columns of a thread
+    static constexpr int kColumns = 64;  // columns of a block
+    static constexpr int kTokens = 8;    // steps per barrier
+    static constexpr int kStages = 2;    // buffers of kTokens steps in shared memory
+    static constexpr int kVec = 4;          // elements per copy
+    static constexpr int kSteps = 16;      // of a chunk
+    static constexpr int kKeySplit = 8;  // threads that share a key of wkv7_backward_rows
+    static constexpr int kKeys = 16;           // keys of a block of it
 };
 
-// Of wkv7_backward_rows.
-struct RowsConfig : Config {
-    static constexpr int kRowWarps = 4;  // of a block, with 16 keys each
-};
-
-static_assert(sizeof(W) == 2, "gradients of steps are bf16");
-static_assert(!kgen::kPresent<kgen::none>, "the gradient of a state is more accurate");
 constexpr int kSize = Config::kK * Config::kV;
 constexpr bool kPacked = kgen::kPresent<Offset>;
+constexpr bool kInitialState = kgen::kPresent<kgen::none>;
+constexpr bool kFinalState = kgen::kPresent<kgen::none>;
+constexpr int kValueBlocks = kgen::ceil_div(Config::kV, Config::kColumns);
 
-using ForwardPass = kgen::wkv7::ForwardSums;
-using BackwardPass = kgen::wkv7::BackwardSums;
-using Forward =
-    kgen::wkv7::SpecializedLoop<Config, ForwardPass, State, 0 != 0>;
-using Backward =
-    kgen::wkv7::SpecializedLoop<Config, BackwardPass, State, 0 != 0>;
-constexpr int kValueBlocks = kgen::ceil_div(Config::kV, Forward::kColumns);
+using Forward = kgen::wkv7::ColumnsLoop<Config, kgen::wkv7::ForwardStep<false>>::Type;
+using Backward = kgen::wkv7::ColumnsLoop<Config, kgen::wkv7::BackwardStep>::Type;
 
 static_assert(Config::kK % Config::kVec == 0 && Config::kV % Config::kVec == 0,
               "copies must end with a row");
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Forward::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(Forward::kThreads)
 wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
                       const Value* __restrict__ r,              // [B, T, H, K]
                       const W* __restrict__ w,                  // [B, T, H, K]
@@ -71,13 +63,15 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
                       const Value* __restrict__ v,              // [B, T, H, V]
                       const Value* __restrict__ a,              // [B, T, H, K]
                       const Value* __restrict__ b,              // [B, T, H, K]
+                      const float* __restrict__ initial_state,  // [N, H, K, V] or null
                       const float* __restrict__ gfinal_state,   // [N, H, K, V] or null
                       const Offset* __restrict__ cu_seqlens,    // [N + 1] or null
                       Value* __restrict__ gv,                   // [B, T, H, V]
+                      float* __restrict__ ginitial_state,       // [N, H, K, V] or null
                       float* __restrict__ sa,                   // [B, T, H, V]
                       float* __restrict__ gsa,                  // [B, T, H, V]
-                      State* __restrict__ states,               // [H, chunks, K, V]
-                      State* __restrict__ gradients,            // [H, chunks, K, V]
+                      float* __restrict__ states,               // [H, chunks, K, V]
+                      float* __restrict__ gradients,            // [H, chunks, K, V]
                       i64 N, i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                       i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 w_stride_B,
                       i64 w_stride_T, i64 w_stride_H, i64 k_stride_B, i64 k_stride_T,
@@ -89,8 +83,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
     const kgen::wkv7::DirectionBlock<kValueBlocks> block;
     const i64 head = block.head, n = head / H, h = head % H;
     const auto span = kgen::wkv::span_of(cu_seqlens, n, T);
-    const int first = block.number * Forward::kColumns;
-    const int width = kgen::min(Config::kV - first, Forward::kColumns);
+    const Forward::Columns columns{block.number * Config::kColumns, Config::kV};
     const auto w_h = step_pointer(Rows<const W>{w, w_stride_B, w_stride_T, w_stride_H}, span, h);
     const auto k_h = step_pointer(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}, span, h);
     const auto a_h = step_pointer(Rows<const Value>{a, a_stride_B, a_stride_T, a_stride_H}, span, h);
@@ -98,34 +91,45 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
     const i64 first_chunk = h * kgen::wkv7::head_chunks<Config::kSteps, kPacked>(N, T) +
                             kgen::wkv7::first_chunk<Config::kSteps, kPacked>(span, n, T);
 
-    const auto r_h = step_pointer(Rows<const Value>{r, r_stride_B, r_stride_T, r_stride_H}, span, h);
-
     if (!block.back) {
         // 2a. Forward in time.
         const auto v_h =
             step_pointer(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}, span, h);
-        const auto sa_h = dense_rows(sa + first, T, H, Config::kV).head(span, h);
-        const Forward loop{width, span.steps, Config::kV, r_h, k_h, a_h, b_h,
-                           {v_h.first + first, v_h.stride}, w_h, 1.0f, 0.0f,
-                           states + first_chunk * kSize + first, sa_h, {nullptr, 0, 0, 0}};
-        loop(nullptr);
+        const auto sa_h = dense_rows(sa, T, H, Config::kV).head(span, h);
+        const Forward loop{columns, span.steps, {a_h, b_h, k_h}, v_h, w_h, 1.0f};
+        loop(kInitialState ? initial_state + head * kSize : nullptr, nullptr,
+             [&](i64 t, const Forward::State& state) {
+                 if (t % Config::kSteps == 0)
+                     state.store(states + (first_chunk + t / Config::kSteps) * kSize, Config::kV,
+                                 columns);
+             },
+             [&](i64 t, int column, float read, float) { sa_h.at(t)[column] = read; });
     } else {
         // 2b. Backward in time.
         const auto gy_h =
             step_pointer(Rows<const Value>{gy, gy_stride_B, gy_stride_T, gy_stride_H}, span, h);
-        const auto gsa_h = dense_rows(gsa + first, T, H, Config::kV).head(span, h);
-        const auto gv_h =
-            Rows<Value>{gv + first, gv_stride_B, gv_stride_T, gv_stride_H}.head(span, h);
-        const Backward loop{width, span.steps, Config::kV, r_h, k_h, a_h, b_h,
-                            {gy_h.first + first, gy_h.stride}, w_h, scale, 1.0f,
-                            gradients + first_chunk * kSize + first, gsa_h, gv_h};
-        loop(kFinalState ? gfinal_state + head * kSize + first : nullptr);
+        const auto r_h =
+            step_pointer(Rows<const Value>{r, r_stride_B, r_stride_T, r_stride_H}, span, h);
+        const auto gv_h = Rows<Value>{gv, gv_stride_B, gv_stride_T, gv_stride_H}.head(span, h);
+        const auto gsa_h = dense_rows(gsa, T, H, Config::kV).head(span, h);
+        const Backward loop{columns, span.steps, {r_h, b_h, k_h, a_h}, gy_h, w_h, scale};
+        loop(kFinalState ? gfinal_state + head * kSize : nullptr,
+             kInitialState ? ginitial_state + head * kSize : nullptr,
+             [&](i64 t, const Backward::State& gradient) {
+                 if ((t + 1) % Config::kSteps == 0 || t + 1 == span.steps)
+                     gradient.store(gradients + (first_chunk + t / Config::kSteps) * kSize,
+                                    Config::kV, columns);
+             },
+             [&](i64 t, int column, float by_sa, float by_v) {
+                 gsa_h.at(t)[column] = by_sa;
+                 gv_h.at(t)[column] = from_float<Value>(by_v);
+             });
     }
 }
 
 KGEN_EXPORT(wkv7_backward_columns);
 
-extern "C" __global__ void __launch_bounds__(kgen::wkv7::ChunkRows<RowsConfig>::kThreads, 3)
+extern "C" __global__ void __launch_bounds__(kgen::wkv7::PreparedRows<Config>::kThreads, 3)
 wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    const Value* __restrict__ r,            // [B, T, H, K]
                    const W* __restrict__ w,                // [B, T, H, K]
@@ -141,8 +145,8 @@ wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    Value* __restrict__ gb,                 // [B, T, H, K]
                    const float* __restrict__ sa,           // [B, T, H, V]
                    const float* __restrict__ gsa,          // [B, T, H, V]
-                   const State* __restrict__ states,       // [H, chunks, K, V]
-                   const State* __restrict__ gradients,    // [H, chunks, K, V]
+                   const float* __restrict__ states,       // [H, chunks, K, V]
+                   const float* __restrict__ gradients,    // [H, chunks, K, V]
                    i64 N, i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                    i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 w_stride_B, i64 w_stride_T,
                    i64 w_stride_H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H, i64 v_stride_B,
@@ -152,7 +156,7 @@ wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    i64 gw_stride_H, i64 gk_stride_B, i64 gk_stride_T, i64 gk_stride_H,
                    i64 ga_stride_B, i64 ga_stride_T, i64 ga_stride_H, i64 gb_stride_B,
                    i64 gb_stride_T, i64 gb_stride_H, float scale) {
-    kgen::wkv7::backward_chunk_rows<RowsConfig, State>(
+    kgen::wkv7::backward_rows<kgen::wkv7::PreparedRows<Config>>(
         cu_seqlens, N, T, H,
         {
          {gy, gy_stride_B, gy_stride_T, gy_stride_H},

@@ -1,4 +1,4 @@
-// digest: 06fd07813cc5
+// digest: aeedc26ecadb
 // Rendered by kgen from templates/wkv7/backward_warp_specialized.cu.jinja
 // config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, chunk_blocks=3, state_bytes=2, quotients=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
