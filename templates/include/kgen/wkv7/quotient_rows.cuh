@@ -31,8 +31,8 @@
 //
 //     M_t = |K_t Z_t + B_t U_t| + |R_t X_t| + |A_t Y_t|
 //
-// these are |E_0| + sum_{s<t} M_s + |A_t Y_t| and |E_32| + sum_{s>t} M_s + M_t - |A_t Y_t|. Terms of a step count one by
-// one: where they cancel, as after an initial state of small values, their sum would say nothing of the error.
+// these are |E_0| + sum_{s<t} M_s + |A_t Y_t| and |E_32| + sum_{s>t} M_s + M_t - |A_t Y_t|. Terms of a step count one
+// by one: where they cancel, as after an initial state of small values, their sum would say nothing of the error.
 //
 // Precision: TF32. R and K are rounded to nearest, A and B have a low term: k gk and b gb may be many times gw. Other
 // operands are truncated, as mma does; constants make up for the mean of what that loses (kNearTf32).
@@ -95,8 +95,8 @@ private:
     // Of a warp: decays and slopes, before them the gradient of the state.
     static constexpr int kOwn = max(32 * kWarpSize, 16 * kPitch);
     static constexpr int kTile = 256;  // elements of 16 steps and 16 keys
-    // Blocks of 16 value features of both states that are loaded at a time.
-    static constexpr int kGroup = kBlocks <= 4 ? kBlocks : 2;
+    // Blocks of 16 value features of both states that are loaded at a time. With more, sums would spill.
+    static constexpr int kGroup = min(kBlocks, 2);
     static constexpr bool kStaged = sizeof(State) == 4;  // whether G passes through shared memory
     using StateRows = Vec<State, 4>[kGroup][2];  // of keys g and g + 8
     enum Score { kRK, kRB, kAK, kAB };
@@ -581,7 +581,8 @@ private:
         });
     }
 
-    // Four value features of keys g and g + 8, of kGroup blocks of 16 from block `group` on.
+    // Four value features of keys g and g + 8, of kGroup blocks of 16 from block `group` on. L2 fetches 256 bytes at a
+    // time: what a later group loads is there by then.
     static KGEN_DEVICE void load_group(StateRows& rows, const State* of, int key, int group) {
         constexpr int kEach = min(Config::kVec, 4);
         const MmaLane lane = mma_lane();
@@ -595,7 +596,7 @@ private:
 #pragma unroll
                 for (int x = 0; x < 4; x += kEach) {
                     if (!is_key || (kV % (16 * kGroup) != 0 && 16 * (group + n) + 4 * lane.q + x >= kV)) continue;
-                    const auto some = load_vec<kEach>(first + 8 * half * kV + 16 * n + x);
+                    const auto some = load_vec<kEach, Cache::prefetch_256>(first + 8 * half * kV + 16 * n + x);
 #pragma unroll
                     for (int i = 0; i < kEach; ++i) four[x + i] = some[i];
                 }
