@@ -187,7 +187,10 @@ KGEN_DEVICE void backward_chunk_rows_loop(
     const KeyRowsTensors<typename Config::Value, typename Config::W, State>& x, float scale) {
     using Block = ChunkRowsLoop<Config, State>;
     constexpr int kSteps = Block::kSteps, kKeyBlocks = ceil_div(Config::kK, Block::kKeys);
-    const u32 block = StepByStep ? static_cast<u32>(opaque(static_cast<int>(blockIdx.x))) : blockIdx.x;
+    // Opaque, so that the repeat computes its addresses anew instead of keeping others in registers.
+    const u32 zero = static_cast<u32>(H >> 63);
+    u32 block = blockIdx.x;
+    if constexpr (StepByStep) opaque(block, zero);
     const u32 heads = static_cast<u32>(H);
     const i64 h = block / kKeyBlocks % heads, count = head_chunks<kSteps, kPresent<Offset>>(N, T);
     i64 index = i64{block / kKeyBlocks / heads} * Config::kRowChunks;
@@ -211,10 +214,14 @@ KGEN_DEVICE void backward_chunk_rows_loop(
             index += here;
         }
     }
-    if constexpr (!StepByStep)
-        if (block_any_nonfinite<Config::kRowWarps>(nonfinite))
-            backward_chunk_rows_loop<Config, State, true>(cu_seqlens, opaque_extent(N), opaque_extent(T),
-                                                          opaque_extent(H), x, scale);
+    if constexpr (!StepByStep) {
+        if (block_any_nonfinite<Config::kRowWarps>(nonfinite)) {
+            opaque(N, zero);
+            opaque(T, zero);
+            opaque(H, zero);
+            backward_chunk_rows_loop<Config, State, true>(cu_seqlens, N, T, H, x, scale);
+        }
+    }
 }
 
 // By one block: kKeys keys of a head and one chunk, or kRowChunks of them.

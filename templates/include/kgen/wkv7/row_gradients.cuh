@@ -110,11 +110,6 @@ private:
     }
 };
 
-// The same number. What depends on it is computed behind this point.
-KGEN_DEVICE i64 opaque_extent(i64 x) {
-    return i64{opaque(static_cast<int>(x >> 32))} << 32 | static_cast<u32>(opaque(static_cast<int>(x)));
-}
-
 // What a block needs of chunk number `index` of head h.
 template <class Block, int Steps, bool Packed>
 KGEN_DEVICE Block block_rows(
@@ -162,7 +157,10 @@ KGEN_DEVICE void backward_rows(
     constexpr int kSteps = Block::kSteps, kKeyBlocks = ceil_div(Block::Base::kK, Block::kKeys);
 
     // Opaque, so that the second call computes its addresses anew instead of keeping the first one's in registers.
-    const u32 number_of_block = StepByStep ? static_cast<u32>(opaque(static_cast<int>(blockIdx.x))) : blockIdx.x;
+    u32 number_of_block = StepByStep ? static_cast<u32>(opaque(static_cast<int>(blockIdx.x))) : blockIdx.x;
+    if constexpr (StepByStep) {
+        if constexpr (Block::kOpaqueRepeat) opaque(number_of_block, static_cast<u32>(H >> 63));
+    }
     const int block = static_cast<int>(number_of_block % kKeyBlocks);
     const Index heads = static_cast<Index>(H), index = number_of_block / kKeyBlocks / heads;
     const i64 h = number_of_block / kKeyBlocks % heads;
@@ -175,7 +173,12 @@ KGEN_DEVICE void backward_rows(
         rows();
     } else if (!rows()) {
         if constexpr (Block::kOpaqueRepeat) {
-            backward_rows<Block, true>(cu_seqlens, opaque_extent(N), opaque_extent(T), opaque_extent(H), x, scale);
+            // By an instruction: of an empty one the assembler would still find the same products again.
+            const u32 zero = static_cast<u32>(H >> 63);
+            opaque(N, zero);
+            opaque(T, zero);
+            opaque(H, zero);
+            backward_rows<Block, true>(cu_seqlens, N, T, H, x, scale);
         } else {
             backward_rows<Block, true>(cu_seqlens, N, T, H, x, scale);
         }
