@@ -142,7 +142,7 @@ class _Operator:
                 for table in self._tables.values() for row in table.rows]
         safe = [(row, self._current_safe(row)) for row in self._safe]
         for gpu, row, today in rows:
-            self._ask(gpu.arch, row.kernel, row.code, today)
+            self._ask(gpu.arch, row.kernel, row.code, today, self._is_lost(row.kernel, gpu.arch))
         for kernel, found in safe:
             for arch, code in self._codes_wanted(kernel):
                 self._ask(arch, kernel.kernel, code, found)
@@ -200,19 +200,26 @@ class _Operator:
 
     # Building
 
-    def _ask(self, arch: str, kernel: str, code: str, today: CurrentRow | str) -> None:
+    def _is_lost(self, kernel: str, arch: str) -> bool:
+        """Whether the file of a row's cubin is missing: rows of GPUs have one, safe kernels not."""
+        return arch != HOST and not (self._kernels / f"{kernel}.{arch}.cubin").exists()
+
+    def _ask(
+        self, arch: str, kernel: str, code: str, today: CurrentRow | str, is_lost: bool = False
+    ) -> None:
         """Request the builds that a row needs.
 
-        These are the row's current text if it changed, and the proven text if its code digest is
-        unknown.
+        These are the row's current text if it changed or its cubin is lost, and the proven text if
+        its code digest is unknown.
         """
         if isinstance(today, str) or arch == HOST:
             return
         cubin = self._kernels / f"{kernel}.{arch}.cubin"
         is_same_text = today.rendered.digest == kernel
-        if is_same_text and (not cubin.exists() or self._shipped(cubin) in ("", code)):
+        is_as_shipped = not cubin.exists() or self._shipped(cubin) in ("", code)
+        if is_same_text and is_as_shipped and not is_lost:
             return
-        if not (is_same_text and not code):
+        if is_lost or not (is_same_text and not code):
             self._builds.today[today.rendered.digest, arch] = today.rendered
         if not code and not cubin.exists():
             self._builds.earlier[kernel, arch] = self._earlier(kernel)
@@ -354,10 +361,15 @@ class _Operator:
                 yield of_gpu | {dim.name: max(extent, dim.smallest) for dim in dims}
 
     def _take(self, today: CurrentRow, kernel: str, arch: str) -> None:
-        """Take the current text, and its cubin if it was compiled and the library ships cubins."""
+        """Take the current text and, of a row, its cubin if it was compiled.
+
+        Args:
+            today: The current text.
+            kernel: The text that the row had.
+            arch: Of a row; empty of a safe kernel, which has no cubin.
+        """
         digest = today.rendered.digest
         if digest != kernel:
             self._files[f"{digest}.cu"] = today.rendered.source.encode()
-        shipped = self._kernels / f"{kernel}.{arch}.cubin"
-        if (digest, arch) in self._builds.today and shipped.exists():
+        if arch and (digest, arch) in self._builds.today:
             self._files[f"{digest}.{arch}.cubin"] = self._builds.image(digest, arch)

@@ -33,6 +33,7 @@ MAY_SPILL = {
     ("warp_specialized", "wkv7_forward"),
     ("warp_specialized", "wkv7_backward_columns"),
     ("warp_specialized_segments", "wkv7_forward"),
+    ("warp_specialized_segments", "wkv7_backward_columns"),
     ("warp_specialized_tf32", "wkv7_forward"),
     ("fft", "timex_backward_k"),
     ("fft", "timex_backward_w"),

@@ -36,6 +36,8 @@ QUOTIENT_CASES = (
     (f"B=2,H=1,T=37,K=18,V=18,{CLAMP}", 2, 2),
     (f"B=1,H=1,T=33,K=7,V=5,{CLAMP}", 1, 1),
     (f"B=1,H=1,T=49,K=128,V=80,{CLAMP}", 8, 8),
+    # Sequences of one step after states that are tiny beside it.
+    (f"B=1,N=3,H=1,T=35,K=8,V=3,{CLAMP},initial_state_dtype=fp32,{PACKED}", 1, 1),
 )
 # Checkpoints of other first kernels, every 32 steps.
 CHECKPOINTS: tuple[tuple[str, str, dict[str, int]], ...] = (
@@ -53,11 +55,7 @@ FIRST = {"split": 8, "tile": 1, "columns": 8, "tokens": 4, "stages": 2, "chunk_b
     ("text", "chunk_warps", "vec", "chunk"),
     [
         *((*case, 16) for case in CASES),
-        # No GPU is offered chunks of 32 yet, so CI verifies one case.
-        *(
-            pytest.param(*case, 32, marks=pytest.mark.slow if i else ())
-            for i, case in enumerate(QUOTIENT_CASES)
-        ),
+        *((*case, 32) for case in QUOTIENT_CASES),
     ],
 )
 def test_chunk_rows(text: str, chunk_warps: int, vec: int, chunk: int) -> None:
@@ -69,7 +67,6 @@ def test_chunk_rows(text: str, chunk_warps: int, vec: int, chunk: int) -> None:
     demand_verified(entry, variant, problem, config)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "text", "more"), CHECKPOINTS)
 def test_checkpoints_every_32_steps(name: str, text: str, more: dict[str, int]) -> None:
     entry = open_catalogue().entry("wkv7")

@@ -10,6 +10,7 @@ import pytest
 
 LIBRARY = Path(__file__).resolve().parents[2] / "generated"
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
+WKV7 = "dtype=bf16,w_dtype=bf16"
 # Operator; problem; what its config has, and what it does not have.
 CASES = (
     # A decode step has no work for several segments, and a long sequence has work for many.
@@ -48,6 +49,14 @@ BACKWARD_CASES = (
     ("wkv6", "B=1,T=4096,H=24,D=64,dtype=bf16,w_dtype=bf16,decay_form=raw", "segments=", "loop"),
     ("wkv5", "B=1,T=8192,H=24,D=64,dtype=bf16,w_dtype=bf16", "segments=", "loop"),
     ("wkv6", "B=1,T=16384,H=24,D=64,dtype=bf16", "chunk_loop", "halving"),
+    # The same of wkv7, which has no gradient of an initial state there.
+    ("wkv7", f"B=1,T=8192,H=24,D=64,{WKV7},decay_form=clamp", "segments=5,", "min_blocks=1"),
+    ("wkv7", f"B=4,T=2048,H=8,D=64,{WKV7},decay_form=log", "segments=4,", "chunk_rows"),
+    ("wkv7", f"B=1,T=16384,H=4,D=64,{WKV7},decay_form=raw", "_segments(", "segments=4,"),
+    ("wkv7", f"B=1,T=1000,H=32,D=64,{WKV7},decay_form=clamp", "warp_specialized(", "segments="),
+    ("wkv7", f"B=1,T=4096,H=40,D=64,{WKV7},decay_form=clamp", "warp_specialized(", "segments="),
+    ("wkv7", f"B=1,T=8192,H=24,D=64,{WKV7},decay_form=clamp,initial_state_dtype=fp32", "chunk_",
+     "segments="),
     # Rounds of 64 steps would be padding.
     ("wkv4", "B=64,T=2,C=2048,dtype=bf16", "segments=1, steps=4", "segments=8"),
 )

@@ -78,11 +78,6 @@ class Family:
         """For messages."""
         return f"{self.operator}-{self.pass_name}-{self.variant}"
 
-    @property
-    def in_ci(self) -> bool:
-        """Whether CI refuses its mistakes, not the slow tests: it does if a GPU may run it."""
-        return self.operator != "wkv7" or self.choose.get("chunk") != 32
-
 
 # More warps than one, or barriers do nothing; few stages, so that a ring comes round.
 _RING = {"stages": 3, "chunk": 16, "segments": 1, "value_warps": 2, "key_warps": 2}
@@ -768,8 +763,7 @@ FAMILIES = (
                     "(block.place() - (block.segment > 1 ? 2 : 1))"),
             Mistake("state that a segment adds", r"sums\[x\] \+ \(there \? state\[x\] : 0\.0f\)",
                     "sums[x]"),
-            Mistake("transition", r"transitions\[key \* Keys \+ row\]",
-                    "transitions[row * Keys + key]"),
+            Mistake("transition", r": key \* Keys \+ row\]", ": row * Keys + key]"),
             Mistake("identity", r"key == column && key < Keys", "key == column + 1"),
             Mistake("zeros for v", r"Values - 16 \* tile : 0;", "Values - 16 * tile : Values;"),
             Mistake("columns of v", r"of_values\(\) \? 16 \* tile : 0;", "0;"),
@@ -791,6 +785,24 @@ FAMILIES = (
         (
             Mistake("no transition", r"first_tile >= Columns::kValueTiles\)",
                     "first_tile + 1 >= Columns::kValueTiles)"),
+        ),
+        {"segments": 3},
+    ),
+    Family(
+        "wkv7", "backward", "warp_specialized_segments",
+        "B=1,T=100,H=1,K=16,V=24,dtype=bf16,w_dtype=bf16,decay_form=raw,final_state_dtype=fp32",
+        (
+            Mistake("transposed transition", r"kBack \? row \* Keys \+ key",
+                    "kBack ? key * Keys + row"),
+            Mistake("order of segments", r"\(kBack \? -1 : 1\) \* Keys \* Keys", "Keys * Keys"),
+            Mistake("last segment", r"states \+= \(Sums - 1\)", "states += (Sums - 2)"),
+            Mistake("final gradient", r"behind != nullptr && is_there", "false && is_there"),
+            Mistake("segment of gradients", r"\+\+block\.segment;", ""),
+            Mistake("state before a segment", r"\(block\.place\(\) - 1\)", "block.place()"),
+            Mistake("steps beyond the last one", r"kFirst = false, kKeepsState = true",
+                    "kFirst = false, kKeepsState = false"),
+            Mistake("chunk of a segment", r"\(span\.first - all\.first\)",
+                    "(all.first - all.first)"),
         ),
         {"segments": 3},
     ),
@@ -826,10 +838,10 @@ FAMILIES = (
         (
             Mistake("decay before the chunk", r"Pass::kQuotients && kBack\)", "false)"),
             Mistake("factor of rows", r"kBack \? product\[x\] \* r_factor_", "kBack ? product[x]"),
-            Mistake("decays behind the last step", r"if constexpr \(kBack\) this->keep",
+            Mistake("decays behind the last step", r"if constexpr \(Pass::kKeepsState\) this->keep",
                     "if (false) this->keep"),
-            Mistake("matrices without r", r"kReadsR \? i : 3 \* i", "kReadsR ? i : i",
-                    "kgen/wkv7/quotient_producer"),
+            Mistake("matrices without r", r"2 \* i : 3 \* i", "2 * i : i",
+                    "kgen/wkv7/quotient_scores"),
         ),
         {"quotients": 1},
     ),
@@ -1032,6 +1044,18 @@ FAMILIES = (
                     "(t + 1) % 16 == 0 || step == 0"),
         ),
         {"warps": 1, "stages": 2, "vec": 8, "min_blocks": 1, "chunk": 32, "chunk_warps": 1,
+         "chunk_blocks": 1},
+    ),
+    Family(
+        "wkv7", "backward", "chunk_loop",
+        "B=1,N=3,T=35,H=1,K=8,V=3,dtype=bf16,w_dtype=bf16,decay_form=clamp,"
+        "initial_state_dtype=fp32,cu_seqlens_dtype=int32",
+        (
+            # After a tiny state the terms of the only step cancel on one side alone.
+            Mistake("terms of a step", r"abs\(x\[tile\]\[i\]\) \+ abs\(.*\) \+ of_y\[step\];",
+                    "abs(late_terms[step]) + of_y[step];"),
+        ),
+        {"warps": 1, "stages": 2, "vec": 1, "min_blocks": 1, "chunk": 32, "chunk_warps": 1,
          "chunk_blocks": 1},
     ),
     Family(

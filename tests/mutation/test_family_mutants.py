@@ -21,11 +21,7 @@ def test_unmutated_passes(family: Family) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "mistake"),
-    [
-        pytest.param(f, m, id=f"{f.name}-{m.operation}", marks=() if f.in_ci else pytest.mark.slow)
-        for f, m in CASES
-    ],
+    ("family", "mistake"), CASES, ids=[f"{f.name}-{m.operation}" for f, m in CASES]
 )
 def test_a_mistake_is_refused(family: Family, mistake: Mistake) -> None:
     mutant = mutant_of(family, mistake)

@@ -172,6 +172,18 @@ def test_a_row_survives_a_rename(library: Library, what: str) -> None:
     assert library.renew().changed == ()
 
 
+@pytest.mark.parametrize("what", ["nothing", "a comment", "a constant"])
+def test_a_lost_cubin_is_compiled_again(library: Library, what: str) -> None:
+    before, kernels = library.row(), library.operator / "kernels"
+    (kernels / f"{before.kernel}.sm_90a.cubin").unlink()
+    library.change(*RENAMES.get(what, ()))
+    done = library.renew()
+    after = library.row()
+    assert (done.stale, after.code) == ((), before.code)
+    assert code_of((kernels / f"{after.kernel}.sm_90a.cubin").read_bytes()).digest == before.code
+    assert library.renew().changed == ()
+
+
 CHANGES: dict[str, tuple[str, str, str]] = {
     "an instruction": ("values[i] *= ", "values[i] += ", "its code changed"),
     "launch bounds": ("__launch_bounds__(kThreads)", "__launch_bounds__(kThreads, 8)", "its code"),
