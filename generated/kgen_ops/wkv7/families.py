@@ -18,13 +18,13 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "83a0d963c48952fb0e97291d04a75715"
+HEADERS = "ce59fdb8629340c634529da46d37bd87"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
     """Launch the forward warp_specialized_segments."""
     state_block_warps = call.state_block_warps
-    state_bytes = call.state_bytes
+    state_smem = call.state_smem
     state_grid = call.state_grid
     size_t = call.T
     size_h = call.H
@@ -48,7 +48,7 @@ def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
     sequence_heads = call.sequence_heads
     block_warps = call.block_warps
     smem_bytes = call.smem_bytes
-    column_blocks = call.column_blocks
+    loop_blocks = call.loop_blocks
     segments = call.segments
     r_stride_b = call.r_stride_B
     r_stride_t = call.r_stride_T
@@ -58,7 +58,7 @@ def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
     y_stride_h = call.y_stride_H
     launch_1 = file.launcher(
         "wkv7_segment_states", "ppppppppqqqqqqqqqqqqqqqqq", block=(32 * state_block_warps, 1, 1),
-        smem=state_bytes,
+        smem=state_smem,
     )
     launch_2 = file.launcher("wkv7_segment_scan", "ppp", block=(256, 1, 1), smem=160 * size_k)
     grid_2_x = sequence_heads * ceil_div(size_v, 16)
@@ -66,7 +66,7 @@ def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
         "wkv7_forward", "ppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(32 * block_warps, 1, 1),
         smem=smem_bytes,
     )
-    grid_3_x = column_blocks * segments
+    grid_3_x = loop_blocks * segments
     new_segment_states = file.scratch(
         sequence_heads * (segments - 1) * size_k * size_v, torch.float32,
     )
@@ -291,6 +291,142 @@ def forward_block_per_head(file: KernelFile, call: Call) -> Run:
     return run
 
 
+def backward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
+    """Launch the backward warp_specialized_segments."""
+    state_block_warps = call.state_block_warps
+    state_smem = call.state_smem
+    state_grid = call.state_grid
+    size_t = call.T
+    size_h = call.H
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    a_stride_b = call.a_stride_B
+    a_stride_t = call.a_stride_T
+    a_stride_h = call.a_stride_H
+    b_stride_b = call.b_stride_B
+    b_stride_t = call.b_stride_T
+    b_stride_h = call.b_stride_H
+    size_k = call.K
+    sequence_heads = call.sequence_heads
+    value_blocks = call.value_blocks
+    block_warps = call.block_warps
+    smem_bytes = call.smem_bytes
+    loop_blocks = call.loop_blocks
+    segments = call.segments
+    size_n = call.N
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    chunk_warps = call.chunk_warps
+    chunk_row_bytes = call.chunk_row_bytes
+    chunks = call.chunks
+    row_chunks = call.row_chunks
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gw_stride_b = call.gw_stride_B
+    gw_stride_t = call.gw_stride_T
+    gw_stride_h = call.gw_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    ga_stride_b = call.ga_stride_B
+    ga_stride_t = call.ga_stride_T
+    ga_stride_h = call.ga_stride_H
+    gb_stride_b = call.gb_stride_B
+    gb_stride_t = call.gb_stride_T
+    gb_stride_h = call.gb_stride_H
+    size_b = call.B
+    size_v = call.V
+    state_elements = call.state_elements
+    launch_1 = file.launcher(
+        "wkv7_segment_states", "ppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(32 * state_block_warps, 1, 1), smem=state_smem,
+    )
+    launch_2 = file.launcher("wkv7_segment_scan", "ppp", block=(256, 1, 1), smem=160 * size_k)
+    grid_2_x = 2 * sequence_heads * value_blocks
+    launch_3 = file.launcher(
+        "wkv7_backward_columns", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(32 * block_warps, 1, 1), smem=smem_bytes,
+    )
+    grid_3_x = loop_blocks * segments
+    launch_4 = file.launcher(
+        "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(32 * chunk_warps, 1, 1), smem=chunk_row_bytes,
+    )
+    grid_4_x = size_h * ceil_div(chunks, row_chunks) * ceil_div(size_k, 16 * chunk_warps)
+    new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
+    new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
+    new_states = file.scratch(state_elements, torch.float32)
+    new_gradients = file.scratch(state_elements, torch.float32)
+    new_segment_states = file.scratch(
+        sequence_heads * (segments - 1) * size_k * size_v, torch.float32,
+    )
+    new_transitions = file.scratch(sequence_heads * (segments - 1) * size_k * size_k, torch.float32)
+    new_segment_gradients = file.scratch(
+        sequence_heads * (segments - 1) * size_k * size_v, torch.float32,
+    )
+
+    def run(
+        stream: int, gy: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gw: int, gk: int, gv: int, ga: int, gb: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        sa = new_sa()
+        gsa = new_gsa()
+        states = new_states()
+        gradients = new_gradients()
+        segment_states = new_segment_states()
+        transitions = new_transitions()
+        segment_gradients = new_segment_gradients()
+        launch_1(
+            stream, state_grid, 1, 1, gy, r, w, k, v, a, b, gfinal_state, cu_seqlens,
+            segment_states.data_ptr(), segment_gradients.data_ptr(), transitions.data_ptr(), size_t,
+            size_h, gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h,
+            w_stride_b, w_stride_t, w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t,
+            b_stride_h, scale,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, transitions.data_ptr(), segment_states.data_ptr(),
+            segment_gradients.data_ptr(),
+        )
+        launch_3(
+            stream, grid_3_x, 1, 1, gy, r, w, k, v, a, b, gfinal_state, cu_seqlens, gv,
+            sa.data_ptr(), gsa.data_ptr(), states.data_ptr(), gradients.data_ptr(),
+            segment_states.data_ptr(), segment_gradients.data_ptr(), size_n, size_t, size_h,
+            gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b,
+            w_stride_t, w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t,
+            v_stride_h, a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h,
+            gv_stride_b, gv_stride_t, gv_stride_h, scale,
+        )
+        launch_4(
+            stream, grid_4_x, 1, 1, gy, r, w, k, v, a, b, cu_seqlens, gr, gw, gk, ga, gb,
+            sa.data_ptr(), gsa.data_ptr(), states.data_ptr(), gradients.data_ptr(), size_n, size_t,
+            size_h, gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h,
+            w_stride_b, w_stride_t, w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t,
+            b_stride_h, gr_stride_b, gr_stride_t, gr_stride_h, gw_stride_b, gw_stride_t,
+            gw_stride_h, gk_stride_b, gk_stride_t, gk_stride_h, ga_stride_b, ga_stride_t,
+            ga_stride_h, gb_stride_b, gb_stride_t, gb_stride_h, scale,
+        )
+
+    return run
+
+
 def backward_warp_specialized(file: KernelFile, call: Call) -> Run:
     """Launch the backward warp_specialized."""
     block_warps = call.block_warps
@@ -327,6 +463,7 @@ def backward_warp_specialized(file: KernelFile, call: Call) -> Run:
     chunk_row_bytes = call.chunk_row_bytes
     size_k = call.K
     chunks = call.chunks
+    row_chunks = call.row_chunks
     gr_stride_b = call.gr_stride_B
     gr_stride_t = call.gr_stride_T
     gr_stride_h = call.gr_stride_H
@@ -354,7 +491,7 @@ def backward_warp_specialized(file: KernelFile, call: Call) -> Run:
         "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(32 * chunk_warps, 1, 1), smem=chunk_row_bytes,
     )
-    grid_2_x = size_h * chunks * ceil_div(size_k, 16 * chunk_warps)
+    grid_2_x = size_h * ceil_div(chunks, row_chunks) * ceil_div(size_k, 16 * chunk_warps)
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_states = file.scratch(state_elements, torch.float32)
@@ -427,6 +564,7 @@ def backward_chunk_loop(file: KernelFile, call: Call) -> Run:
     chunk_row_bytes = call.chunk_row_bytes
     size_k = call.K
     chunks = call.chunks
+    row_chunks = call.row_chunks
     gr_stride_b = call.gr_stride_B
     gr_stride_t = call.gr_stride_T
     gr_stride_h = call.gr_stride_H
@@ -453,7 +591,7 @@ def backward_chunk_loop(file: KernelFile, call: Call) -> Run:
         "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(32 * chunk_warps, 1, 1), smem=chunk_row_bytes,
     )
-    grid_2_x = size_h * chunks * ceil_div(size_k, 16 * chunk_warps)
+    grid_2_x = size_h * ceil_div(chunks, row_chunks) * ceil_div(size_k, 16 * chunk_warps)
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_states = file.scratch(size_h * chunks * size_k * size_v, torch.float32)
@@ -527,6 +665,7 @@ def backward_chunk_rows(file: KernelFile, call: Call) -> Run:
     chunk_row_bytes = call.chunk_row_bytes
     size_k = call.K
     chunks = call.chunks
+    row_chunks = call.row_chunks
     gr_stride_b = call.gr_stride_B
     gr_stride_t = call.gr_stride_T
     gr_stride_h = call.gr_stride_H
@@ -553,7 +692,7 @@ def backward_chunk_rows(file: KernelFile, call: Call) -> Run:
         "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(32 * chunk_warps, 1, 1), smem=chunk_row_bytes,
     )
-    grid_2_x = size_h * chunks * ceil_div(size_k, 16 * chunk_warps)
+    grid_2_x = size_h * ceil_div(chunks, row_chunks) * ceil_div(size_k, 16 * chunk_warps)
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_states = file.scratch(size_h * chunks * size_k * size_v, torch.float32)
@@ -695,14 +834,12 @@ FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     "sequence_heads": lambda call: call.N * call.H,
     "key_tiles": lambda call: ceil_div(call.K, 16),
     "column_tiles": lambda call: ceil_div(call.V, 16) + call.key_tiles,
-    "state_grid": lambda call: (
-        call.sequence_heads * (call.segments - 1) * ceil_div(call.column_tiles, call.state_warps)
-    ),
-    "state_block_warps": lambda call: call.state_warps + call.row_warps,
-    "tiles_per_producer": lambda call: ceil_div(call.key_tiles, call.row_warps),
-    "input_bytes": lambda call: (
-        512 * call.stages * (call.warps + call.row_warps * call.tiles_per_producer * (4 +
-        call.w_itemsize // 2))
+    "blocks_per_segment": lambda call: ceil_div(call.column_tiles, call.state_warps),
+    "state_grid": lambda call: call.sequence_heads * (call.segments - 1) * call.blocks_per_segment,
+    "state_producers": lambda call: call.row_warps,
+    "state_block_warps": lambda call: call.state_warps + call.state_producers,
+    "state_key_tiles": lambda call: (
+        call.state_producers * ceil_div(call.key_tiles, call.state_producers)
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
     "tile_bytes": lambda call: (
@@ -712,12 +849,22 @@ FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     "state_tile_bytes": lambda call: (
         call.tile_bytes - 128 * call.row * (3 if call.quotients else 1)
     ),
-    "state_bytes": lambda call: (
-        call.state_tile_bytes + call.input_bytes + 512 * call.stages * (call.state_warps -
-        call.warps)
+    "state_smem": lambda call: (
+        call.state_tile_bytes + 512 * call.stages * (call.state_warps + call.state_key_tiles * (4 +
+        call.w_itemsize // 2))
     ),
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
+    "loop_blocks": lambda call: call.column_blocks,
     "block_warps": lambda call: call.warps + call.row_warps,
+    "producer_tiles": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "skew_bytes": lambda call: (
+        32 * call.row_copies * (call.warps + call.row_warps + call.row_warps * call.row_warps *
+        call.producer_tiles * call.stages)
+    ),
+    "input_bytes": lambda call: (
+        call.skew_bytes + 512 * call.stages * (call.warps + call.row_warps * call.producer_tiles *
+        (4 + call.w_itemsize // 2))
+    ),
     "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
     "needed_registers": lambda call: (
         call.K // 8 + 112 if call.quotients else max(call.K // 2 + 90, 122 if call.vec == 8 else
@@ -739,10 +886,14 @@ FORWARD_WARP_SPECIALIZED_TF32_NAMED: dict[str, Callable[[Call], Any]] = {
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "block_warps": lambda call: call.warps + call.row_warps,
     "key_tiles": lambda call: ceil_div(call.K, 16),
-    "tiles_per_producer": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "producer_tiles": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "skew_bytes": lambda call: (
+        32 * call.row_copies * (call.warps + call.row_warps + call.row_warps * call.row_warps *
+        call.producer_tiles * call.stages)
+    ),
     "input_bytes": lambda call: (
-        512 * call.stages * (call.warps + call.row_warps * call.tiles_per_producer * (4 +
-        call.w_itemsize // 2))
+        call.skew_bytes + 512 * call.stages * (call.warps + call.row_warps * call.producer_tiles *
+        (4 + call.w_itemsize // 2))
     ),
     "tile_bytes": lambda call: (
         12480 * call.key_tiles + 14848 + 2048 * min(call.row_warps, call.key_tiles)
@@ -761,10 +912,14 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "block_warps": lambda call: call.warps + call.row_warps,
     "key_tiles": lambda call: ceil_div(call.K, 16),
-    "tiles_per_producer": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "producer_tiles": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "skew_bytes": lambda call: (
+        32 * call.row_copies * (call.warps + call.row_warps + call.row_warps * call.row_warps *
+        call.producer_tiles * call.stages)
+    ),
     "input_bytes": lambda call: (
-        512 * call.stages * (call.warps + call.row_warps * call.tiles_per_producer * (4 +
-        call.w_itemsize // 2))
+        call.skew_bytes + 512 * call.stages * (call.warps + call.row_warps * call.producer_tiles *
+        (4 + call.w_itemsize // 2))
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
     "tile_bytes": lambda call: (
@@ -827,17 +982,17 @@ FORWARD = (
             Parameter("stages", (4, 2)),
             Parameter("vec", (8, 4, 2, 1)),
             Parameter("min_blocks", (1, 2, 3)),
+            Parameter("row_copies", (0, 1), default=0),
             Parameter("quotients", (0, 1), default=0),
-            Parameter("segments", (3, 4, 5, 6, 8, 10, 12, 16)),
+            Parameter("segments", (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16)),
             Parameter("state_warps", (8, 4, 2, 1)),
             Parameter("state_blocks", (1, 2), default=1),
         ),
         first=(
-            (4, 4, 2, 8, 2, 1, 8, 8, 1),
-            (4, 4, 2, 8, 1, 0, 10, 8, 1),
-            (4, 4, 2, 8, 1, 0, 16, 8, 1),
-            (4, 4, 2, 8, 2, 0, 8, 8, 1),
-            (4, 4, 2, 8, 2, 0, 4, 8, 1),
+            (4, 4, 2, 8, 2, 1, 1, 8, 8, 1),
+            (4, 4, 2, 8, 1, 0, 0, 10, 8, 1),
+            (4, 4, 2, 8, 2, 0, 0, 8, 8, 1),
+            (4, 4, 2, 8, 2, 0, 0, 4, 8, 1),
         ),
         named=FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED,
         is_safe=False,
@@ -855,7 +1010,7 @@ FORWARD = (
             lambda call: call.needed_registers <= call.registers,
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
             lambda call: call.quotients == 0 or call.decay_form == 'clamp',
-            lambda call: call.state_bytes <= call.smem_per_block,
+            lambda call: call.state_smem <= call.smem_per_block,
             lambda call: call.needed_registers + call.spare_registers <= call.state_registers,
             lambda call: call.state_block_warps <= 2 and call.state_blocks == 1 or call.on_gpu,
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
@@ -893,31 +1048,36 @@ FORWARD = (
         ),
         suits=(
             lambda call: call.T >= 16,
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: call.K > 32 or not call.on_gpu,
             lambda call: (
                 call.decay_form == 'clamp' or call.initial_state_itemsize == 0 or (not call.on_gpu)
             ),
-            lambda call: 2 * call.column_blocks <= call.sm_count or not call.on_gpu,
+            lambda call: 2 * call.loop_blocks <= call.sm_count or not call.on_gpu,
             lambda call: (
-                call.column_blocks * call.segments <= call.min_blocks * call.sm_count or not
+                call.loop_blocks * call.segments <= call.min_blocks * call.sm_count or not
                 call.on_gpu
             ),
             lambda call: (
-                call.column_blocks * call.segments > call.sm_count or call.min_blocks == 1 or (not
+                call.loop_blocks * call.segments > call.sm_count or call.min_blocks == 1 or (not
                 call.on_gpu)
             ),
             lambda call: call.B * call.T >= 256 * call.N * call.segments or not call.on_gpu,
+            lambda call: (
+                4 * call.loop_blocks * call.segments >= 3 * call.min_blocks * call.sm_count or
+                call.B * call.T < 512 * call.N * call.segments or call.segments == 16 or (not
+                call.on_gpu)
+            ),
             lambda call: (
                 2 * call.state_grid <= call.sm_count or 8 * call.state_grid >= 5 *
                 round_up(call.state_grid, call.sm_count) or (not call.on_gpu)
             ),
             lambda call: call.state_warps < 2 * call.column_tiles,
-            lambda call: (call.state_bytes + 1152) * call.state_blocks <= call.smem_per_sm,
+            lambda call: (call.state_smem + 1152) * call.state_blocks <= call.smem_per_sm,
         ),
         bind=forward_warp_specialized_segments,
     ),
@@ -932,12 +1092,12 @@ FORWARD = (
             Parameter("stages", (4, 2)),
             Parameter("vec", (8, 4, 2, 1)),
             Parameter("min_blocks", (1, 2, 3)),
+            Parameter("row_copies", (0, 1), default=0),
         ),
         first=(
-            (4, 4, 2, 8, 2),
-            (4, 4, 4, 8, 1),
-            (4, 4, 2, 8, 1),
-            (4, 2, 2, 8, 1),
+            (4, 4, 2, 8, 2, 1),
+            (4, 4, 4, 8, 1, 0),
+            (4, 4, 2, 8, 1, 0),
         ),
         named=FORWARD_WARP_SPECIALIZED_TF32_NAMED,
         is_safe=False,
@@ -989,15 +1149,12 @@ FORWARD = (
         ),
         suits=(
             lambda call: call.T >= 16,
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
-            lambda call: (
-                call.sequence_heads * ceil_div(call.V, 16 * call.warps) > call.sm_count or
-                call.min_blocks == 1
-            ),
+            lambda call: call.column_blocks > call.sm_count or call.min_blocks == 1,
         ),
         bind=forward_warp_specialized_tf32,
     ),
@@ -1012,15 +1169,16 @@ FORWARD = (
             Parameter("stages", (4, 2)),
             Parameter("vec", (8, 4, 2, 1)),
             Parameter("min_blocks", (1, 2, 3)),
+            Parameter("row_copies", (0, 1), default=0),
             Parameter("quotients", (0, 1), default=0),
         ),
         first=(
-            (8, 8, 2, 8, 1, 1),
-            (4, 4, 4, 8, 2, 0),
-            (4, 4, 2, 8, 2, 1),
-            (4, 4, 2, 8, 2, 0),
-            (4, 2, 4, 8, 2, 0),
-            (4, 4, 2, 8, 1, 0),
+            (8, 8, 2, 8, 1, 0, 1),
+            (4, 4, 4, 8, 2, 0, 0),
+            (4, 4, 2, 8, 2, 0, 1),
+            (4, 4, 2, 8, 2, 1, 0),
+            (4, 2, 4, 8, 2, 0, 0),
+            (4, 4, 2, 8, 1, 0, 0),
         ),
         named=FORWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
@@ -1073,11 +1231,11 @@ FORWARD = (
         ),
         suits=(
             lambda call: call.T >= 16,
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: call.K > 32 or not call.on_gpu,
             lambda call: (
                 call.decay_form == 'clamp' or call.initial_state_itemsize == 0 or (not call.on_gpu)
@@ -1103,14 +1261,13 @@ FORWARD = (
         named=FORWARD_CHUNK_LOOP_NAMED,
         is_safe=False,
         admits=(
-            lambda call: call.decay_form == 'clamp',
             lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
-            lambda call: call.itemsize == 2,
             lambda call: call.sequence_heads >= 1,
             lambda call: call.T >= 1,
+            lambda call: call.decay_form == 'clamp',
+            lambda call: call.itemsize == 2,
         ),
         fits=(
-            lambda call: call.vec * call.itemsize <= 16,
             lambda call: call.K % call.vec == 0,
             lambda call: call.V % call.vec == 0,
             lambda call: call.smem_bytes <= call.smem_per_block,
@@ -1153,11 +1310,11 @@ FORWARD = (
             lambda call: call.y_stride_H % call.vec == 0,
         ),
         suits=(
+            lambda call: call.T >= 16,
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
-            lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
-            lambda call: call.T >= 16,
         ),
         bind=forward_chunk_loop,
     ),
@@ -1238,6 +1395,85 @@ FORWARD = (
     ),
 )
 
+BACKWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
+    "chunks": lambda call: (
+        call.T // call.chunk + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T,
+        call.chunk)
+    ),
+    "state_scales": lambda call: (
+        call.H * call.chunks * call.V if call.state_bytes == 2 and call.chunk == 32 else 0
+    ),
+    "state_elements": lambda call: (
+        4 * ceil_div(call.H * call.chunks * call.K * call.V * call.state_bytes, 16) +
+        call.state_scales
+    ),
+    "sequence_heads": lambda call: call.N * call.H,
+    "key_tiles": lambda call: ceil_div(call.K, 16),
+    "column_tiles": lambda call: ceil_div(call.V, 16) + call.key_tiles,
+    "blocks_per_segment": lambda call: ceil_div(call.column_tiles, call.state_warps),
+    "value_blocks": lambda call: ceil_div(call.V, 16),
+    "gradient_blocks": lambda call: (
+        ceil_div(call.value_blocks, min(call.state_warps, call.value_blocks))
+    ),
+    "state_grid": lambda call: (
+        call.sequence_heads * (call.segments - 1) * (call.blocks_per_segment + call.gradient_blocks)
+    ),
+    "state_producers": lambda call: call.state_row_warps,
+    "state_block_warps": lambda call: call.state_warps + call.state_producers,
+    "state_key_tiles": lambda call: (
+        call.state_producers * ceil_div(call.key_tiles, call.state_producers)
+    ),
+    "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
+    "tile_bytes": lambda call: (
+        1040 * call.row + 17408 if call.quotients else 912 * call.row + 14336 + 4096 *
+        min(call.row_warps, call.key_tiles)
+    ),
+    "state_tile_bytes": lambda call: (
+        call.tile_bytes + 4096 * min(max(call.state_row_warps - call.row_warps, 0), call.key_tiles)
+    ),
+    "state_smem": lambda call: (
+        call.state_tile_bytes + 512 * call.stages * (call.state_warps + call.state_key_tiles * (4 +
+        call.w_itemsize // 2))
+    ),
+    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
+    "loop_blocks": lambda call: 2 * call.column_blocks,
+    "block_warps": lambda call: call.warps + call.row_warps,
+    "producer_tiles": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "skew_bytes": lambda call: (
+        32 * call.row_copies * (call.warps + call.row_warps + call.row_warps * call.row_warps *
+        call.producer_tiles * call.stages)
+    ),
+    "input_bytes": lambda call: (
+        call.skew_bytes + 512 * call.stages * (call.warps + call.row_warps * call.producer_tiles *
+        (4 + call.w_itemsize // 2))
+    ),
+    "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
+    "precise": lambda call: call.dtype == 'fp16',
+    "value_floats": lambda call: 16 * call.value_blocks + (16 if call.value_blocks % 2 == 0 else 0),
+    "chunk_row_bytes": lambda call: (
+        1024 * (max(8 * call.value_blocks, 32) + max(call.value_blocks + 5, 9) * call.chunk_warps)
+        if call.chunk == 32 else (384 if call.precise else 256) * call.value_floats + (21504 if
+        call.precise else 13312) + 2560 * call.chunk_warps + (2592 * call.chunk_warps + 3072 *
+        call.value_blocks if call.row_chunks > 1 else 0)
+    ),
+    "needed_registers": lambda call: max(call.K // 2 + 90, 122 if call.vec == 8 else 176),
+    "registers": lambda call: (
+        min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
+        8)
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+    "most_row_warps": lambda call: (
+        12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
+    ),
+    "spare_registers": lambda call: (
+        48 if call.compute_capability >= 120 else 0 if call.quotients and (not call.consumer_scores)
+        else 24
+    ),
+    "state_registers": lambda call: (
+        call.regs_per_sm // (32 * round_up(call.state_block_warps, 4) * call.state_blocks) // 8 * 8
+    ),
+}
+
 BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "chunks": lambda call: (
         call.T // call.chunk + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T,
@@ -1254,10 +1490,14 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "block_warps": lambda call: call.warps + call.row_warps,
     "key_tiles": lambda call: ceil_div(call.K, 16),
-    "tiles_per_producer": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "producer_tiles": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "skew_bytes": lambda call: (
+        32 * call.row_copies * (call.warps + call.row_warps + call.row_warps * call.row_warps *
+        call.producer_tiles * call.stages)
+    ),
     "input_bytes": lambda call: (
-        512 * call.stages * (call.warps + call.row_warps * call.tiles_per_producer * (4 +
-        call.w_itemsize // 2))
+        call.skew_bytes + 512 * call.stages * (call.warps + call.row_warps * call.producer_tiles *
+        (4 + call.w_itemsize // 2))
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
     "tile_bytes": lambda call: (
@@ -1271,7 +1511,8 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "chunk_row_bytes": lambda call: (
         1024 * (max(8 * call.value_blocks, 32) + max(call.value_blocks + 5, 9) * call.chunk_warps)
         if call.chunk == 32 else (384 if call.precise else 256) * call.value_floats + (21504 if
-        call.precise else 13312) + 2560 * call.chunk_warps
+        call.precise else 13312) + 2560 * call.chunk_warps + (2592 * call.chunk_warps + 3072 *
+        call.value_blocks if call.row_chunks > 1 else 0)
     ),
     "needed_registers": lambda call: max(call.K // 2 + 90, 122 if call.vec == 8 else 176),
     "registers": lambda call: (
@@ -1281,6 +1522,12 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "on_gpu": lambda call: call.compute_capability > 0,
     "most_row_warps": lambda call: (
         12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
+    ),
+    "few_heads": lambda call: (
+        call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
+        and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
+        and (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.smem_per_block >
+        196608)
     ),
 }
 
@@ -1305,7 +1552,8 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "chunk_row_bytes": lambda call: (
         1024 * (max(8 * call.value_blocks, 32) + max(call.value_blocks + 5, 9) * call.chunk_warps)
         if call.chunk == 32 else (384 if call.precise else 256) * call.value_floats + (21504 if
-        call.precise else 13312) + 2560 * call.chunk_warps
+        call.precise else 13312) + 2560 * call.chunk_warps + (2592 * call.chunk_warps + 3072 *
+        call.value_blocks if call.row_chunks > 1 else 0)
     ),
     "needed_registers": lambda call: (
         10 * call.padded_keys // 8 + 170 if call.initial_state_itemsize > 0 or call.precise else
@@ -1314,6 +1562,12 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "on_gpu": lambda call: call.compute_capability > 0,
     "most_row_warps": lambda call: (
         12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
+    ),
+    "few_heads": lambda call: (
+        call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
+        and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
+        and (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.smem_per_block >
+        196608)
     ),
 }
 
@@ -1336,13 +1590,20 @@ BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
     "chunk_row_bytes": lambda call: (
         1024 * (max(8 * call.value_blocks, 32) + max(call.value_blocks + 5, 9) * call.chunk_warps)
         if call.chunk == 32 else (384 if call.precise else 256) * call.value_floats + (21504 if
-        call.precise else 13312) + 2560 * call.chunk_warps
+        call.precise else 13312) + 2560 * call.chunk_warps + (2592 * call.chunk_warps + 3072 *
+        call.value_blocks if call.row_chunks > 1 else 0)
     ),
     "column_registers": lambda call: 4 * ceil_div(call.K, 4 * call.split) * call.tile,
     "other_registers": lambda call: 64,
     "on_gpu": lambda call: call.compute_capability > 0,
     "most_row_warps": lambda call: (
         12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
+    ),
+    "few_heads": lambda call: (
+        call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
+        and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
+        and (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.smem_per_block >
+        196608)
     ),
 }
 
@@ -1378,9 +1639,171 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
         64 if call.prepared < 2 else 24 if call.compute_capability == 90 and call.chunk == 16 and
         (call.vec > 2) else 56
     ),
+    "few_heads": lambda call: (
+        call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
+        and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
+        and (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.smem_per_block >
+        196608)
+    ),
 }
 
 BACKWARD = (
+    Family(
+        name="warp_specialized_segments",
+        template="wkv7/backward_warp_specialized_segments.cu.jinja",
+        constants=("K", "V"),
+        settings={},
+        parameters=(
+            Parameter("warps", (1, 2, 4, 8)),
+            Parameter("row_warps", (1, 2, 4, 8)),
+            Parameter("stages", (4, 2)),
+            Parameter("vec", (8, 4, 2, 1)),
+            Parameter("min_blocks", (1, 2, 3)),
+            Parameter("row_copies", (0, 1), default=0),
+            Parameter("chunk", (16, 32), default=16),
+            Parameter("chunk_warps", (4, 8, 2, 1)),
+            Parameter("chunk_blocks", (1, 2, 3)),
+            Parameter("row_chunks", (1, 4, 8, 16, 32), default=1),
+            Parameter("state_bytes", (4, 2), default=4),
+            Parameter("level_loop", (0, 1), default=0),
+            Parameter("quotients", (0, 1), default=0),
+            Parameter("consumer_scores", (0, 1), default=0),
+            Parameter("segments", (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16)),
+            Parameter("state_warps", (8, 4, 2, 1)),
+            Parameter("state_blocks", (1, 2), default=1),
+            Parameter("state_row_warps", (8, 4, 2, 1)),
+        ),
+        first=(
+            (4, 4, 2, 8, 2, 0, 32, 4, 2, 1, 2, 0, 1, 0, 4, 4, 2, 4),
+            (4, 4, 2, 8, 2, 0, 16, 4, 3, 8, 4, 0, 0, 0, 4, 8, 1, 4),
+            (4, 4, 2, 8, 1, 0, 16, 4, 3, 1, 4, 0, 0, 0, 10, 8, 1, 4),
+        ),
+        named=BACKWARD_WARP_SPECIALIZED_SEGMENTS_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.itemsize == 2,
+            lambda call: call.w_itemsize == 2,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.initial_state_itemsize == 0,
+        ),
+        fits=(
+            lambda call: call.K % call.vec == 0,
+            lambda call: call.V % call.vec == 0,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: call.needed_registers <= call.registers,
+            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.chunk == 16 or (call.decay_form == 'clamp' and call.dtype == 'bf16'),
+            lambda call: call.chunk_warps * call.chunk_blocks <= call.most_row_warps,
+            lambda call: call.row_chunks == 1 or (call.chunk == 16 and call.vec == 8),
+            lambda call: call.chunk_row_bytes <= call.smem_per_block,
+            lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
+            lambda call: (
+                call.decay_form == 'clamp' and call.level_loop == 0 if call.quotients else
+                call.consumer_scores == 0
+            ),
+            lambda call: call.state_bytes == 4 or (call.K >= 64 and call.V >= 64),
+            lambda call: call.state_smem <= call.smem_per_block,
+            lambda call: call.needed_registers + call.spare_registers <= call.state_registers,
+            lambda call: call.state_block_warps <= 2 and call.state_blocks == 1 or call.on_gpu,
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.r_stride_B % call.vec == 0,
+            lambda call: call.r_stride_T % call.vec == 0,
+            lambda call: call.r_stride_H % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.k_stride_H % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.v_stride_H % call.vec == 0,
+            lambda call: call.a_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.a_stride_B % call.vec == 0,
+            lambda call: call.a_stride_T % call.vec == 0,
+            lambda call: call.a_stride_H % call.vec == 0,
+            lambda call: call.b_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.b_stride_B % call.vec == 0,
+            lambda call: call.b_stride_T % call.vec == 0,
+            lambda call: call.b_stride_H % call.vec == 0,
+            lambda call: (
+                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
+            ),
+            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
+            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.gy_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gy_stride_B % call.vec == 0,
+            lambda call: call.gy_stride_T % call.vec == 0,
+            lambda call: call.gy_stride_H % call.vec == 0,
+            lambda call: call.gv_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gv_stride_B % call.vec == 0,
+            lambda call: call.gv_stride_T % call.vec == 0,
+            lambda call: call.gv_stride_H % call.vec == 0,
+            lambda call: call.gr_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gr_stride_B % call.vec == 0,
+            lambda call: call.gr_stride_T % call.vec == 0,
+            lambda call: call.gr_stride_H % call.vec == 0,
+            lambda call: call.vec * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.gw_ptr % (call.vec * call.w_itemsize) == 0,
+            lambda call: call.gw_stride_B % call.vec == 0,
+            lambda call: call.gw_stride_T % call.vec == 0,
+            lambda call: call.gw_stride_H % call.vec == 0,
+            lambda call: call.gk_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gk_stride_B % call.vec == 0,
+            lambda call: call.gk_stride_T % call.vec == 0,
+            lambda call: call.gk_stride_H % call.vec == 0,
+            lambda call: call.ga_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.ga_stride_B % call.vec == 0,
+            lambda call: call.ga_stride_T % call.vec == 0,
+            lambda call: call.ga_stride_H % call.vec == 0,
+            lambda call: call.gb_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gb_stride_B % call.vec == 0,
+            lambda call: call.gb_stride_T % call.vec == 0,
+            lambda call: call.gb_stride_H % call.vec == 0,
+        ),
+        suits=(
+            lambda call: call.T >= 16,
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.K >= 8,
+            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
+            lambda call: call.row_warps <= max(call.key_tiles, 4),
+            lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
+            lambda call: call.T >= call.chunk,
+            lambda call: (
+                call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=
+                call.smem_per_sm
+            ),
+            lambda call: call.chunk == 16 or call.quotients,
+            lambda call: 2 * call.loop_blocks <= call.sm_count or not call.on_gpu,
+            lambda call: (
+                call.loop_blocks * call.segments <= call.min_blocks * call.sm_count or not
+                call.on_gpu
+            ),
+            lambda call: (
+                call.loop_blocks * call.segments > call.sm_count or call.min_blocks == 1 or (not
+                call.on_gpu)
+            ),
+            lambda call: call.B * call.T >= 256 * call.N * call.segments or not call.on_gpu,
+            lambda call: (
+                4 * call.loop_blocks * call.segments >= 3 * call.min_blocks * call.sm_count or
+                call.B * call.T < 512 * call.N * call.segments or call.segments == 16 or (not
+                call.on_gpu)
+            ),
+            lambda call: (
+                2 * call.state_grid <= call.sm_count or 8 * call.state_grid >= 5 *
+                round_up(call.state_grid, call.sm_count) or (not call.on_gpu)
+            ),
+            lambda call: call.state_warps < 2 * call.column_tiles,
+            lambda call: (call.state_smem + 1152) * call.state_blocks <= call.smem_per_sm,
+        ),
+        bind=backward_warp_specialized_segments,
+    ),
     Family(
         name="warp_specialized",
         template="wkv7/backward_warp_specialized.cu.jinja",
@@ -1392,20 +1815,22 @@ BACKWARD = (
             Parameter("stages", (4, 2)),
             Parameter("vec", (8, 4, 2, 1)),
             Parameter("min_blocks", (1, 2, 3)),
+            Parameter("row_copies", (0, 1), default=0),
             Parameter("chunk", (16, 32), default=16),
             Parameter("chunk_warps", (4, 8, 2, 1)),
             Parameter("chunk_blocks", (1, 2, 3)),
+            Parameter("row_chunks", (1, 4, 8, 16, 32), default=1),
             Parameter("state_bytes", (4, 2), default=4),
             Parameter("level_loop", (0, 1), default=0),
             Parameter("quotients", (0, 1), default=0),
             Parameter("consumer_scores", (0, 1), default=0),
         ),
         first=(
-            (4, 4, 2, 8, 2, 16, 4, 3, 2, 0, 1, 0),
-            (4, 4, 2, 8, 2, 16, 4, 3, 4, 0, 1, 0),
-            (4, 4, 2, 8, 2, 16, 4, 3, 4, 0, 0, 0),
-            (4, 4, 4, 8, 1, 16, 4, 3, 4, 0, 0, 0),
-            (4, 4, 2, 8, 2, 16, 4, 3, 2, 0, 1, 1),
+            (4, 4, 2, 8, 2, 0, 32, 4, 2, 1, 2, 0, 1, 0),
+            (4, 4, 2, 8, 2, 0, 16, 4, 3, 8, 2, 0, 1, 0),
+            (4, 4, 2, 8, 2, 0, 16, 4, 3, 8, 4, 0, 0, 0),
+            (4, 4, 4, 8, 1, 0, 16, 4, 3, 1, 4, 0, 0, 0),
+            (8, 4, 2, 8, 1, 0, 32, 8, 1, 1, 2, 0, 1, 0),
         ),
         named=BACKWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
@@ -1426,6 +1851,7 @@ BACKWARD = (
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
             lambda call: call.chunk == 16 or (call.decay_form == 'clamp' and call.dtype == 'bf16'),
             lambda call: call.chunk_warps * call.chunk_blocks <= call.most_row_warps,
+            lambda call: call.row_chunks == 1 or (call.chunk == 16 and call.vec == 8),
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
             lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
             lambda call: (
@@ -1493,14 +1919,19 @@ BACKWARD = (
         ),
         suits=(
             lambda call: call.T >= 16,
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
-            lambda call: call.chunk == 16,
+            lambda call: (
+                call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=
+                call.smem_per_sm
+            ),
+            lambda call: call.chunk == 16 or call.quotients,
+            lambda call: not call.few_heads,
         ),
         bind=backward_warp_specialized,
     ),
@@ -1517,24 +1948,24 @@ BACKWARD = (
             Parameter("chunk", (16, 32), default=16),
             Parameter("chunk_warps", (4, 8, 2, 1)),
             Parameter("chunk_blocks", (1, 2, 3)),
+            Parameter("row_chunks", (1, 4, 8, 16, 32), default=1),
         ),
         first=(
-            (4, 2, 8, 2, 16, 4, 3),
-            (2, 2, 8, 4, 16, 4, 2),
-            (4, 2, 8, 1, 16, 4, 2),
+            (4, 2, 8, 2, 16, 4, 3, 1),
+            (2, 2, 8, 4, 16, 4, 2, 1),
+            (4, 2, 8, 1, 16, 4, 2, 1),
         ),
         named=BACKWARD_CHUNK_LOOP_NAMED,
         is_safe=False,
         admits=(
-            lambda call: call.decay_form == 'clamp',
             lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
-            lambda call: call.itemsize == 2,
             lambda call: call.sequence_heads >= 1,
             lambda call: call.T >= 1,
+            lambda call: call.decay_form == 'clamp',
+            lambda call: call.itemsize == 2,
             lambda call: call.w_itemsize == 2,
         ),
         fits=(
-            lambda call: call.vec * call.itemsize <= 16,
             lambda call: call.K % call.vec == 0,
             lambda call: call.V % call.vec == 0,
             lambda call: call.smem_bytes <= call.smem_per_block,
@@ -1545,6 +1976,7 @@ BACKWARD = (
             lambda call: call.warps <= 2 and call.min_blocks == 1 or call.on_gpu,
             lambda call: call.chunk == 16 or (call.decay_form == 'clamp' and call.dtype == 'bf16'),
             lambda call: call.chunk_warps * call.chunk_blocks <= call.most_row_warps,
+            lambda call: call.row_chunks == 1 or (call.chunk == 16 and call.vec == 8),
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
             lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
@@ -1606,13 +2038,18 @@ BACKWARD = (
             lambda call: call.gb_stride_H % call.vec == 0,
         ),
         suits=(
+            lambda call: call.T >= 16,
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
-            lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
-            lambda call: call.chunk == 16,
+            lambda call: (
+                call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=
+                call.smem_per_sm
+            ),
+            lambda call: not call.few_heads,
         ),
         bind=backward_chunk_loop,
     ),
@@ -1631,12 +2068,13 @@ BACKWARD = (
             Parameter("chunk", (16, 32), default=16),
             Parameter("chunk_warps", (4, 8, 2, 1)),
             Parameter("chunk_blocks", (1, 2, 3)),
+            Parameter("row_chunks", (1, 4, 8, 16, 32), default=1),
         ),
         first=(
-            (4, 4, 64, 8, 2, 8, 16, 4, 3),
-            (4, 4, 32, 8, 2, 8, 16, 4, 2),
-            (8, 1, 16, 16, 2, 8, 16, 4, 2),
-            (16, 1, 8, 16, 2, 8, 16, 4, 2),
+            (4, 4, 64, 8, 2, 8, 16, 4, 3, 1),
+            (4, 4, 32, 8, 2, 8, 16, 4, 2, 1),
+            (8, 1, 16, 16, 2, 8, 16, 4, 2, 1),
+            (16, 1, 8, 16, 2, 8, 16, 4, 2, 1),
         ),
         named=BACKWARD_CHUNK_ROWS_NAMED,
         is_safe=False,
@@ -1657,6 +2095,7 @@ BACKWARD = (
             ),
             lambda call: call.chunk == 16 or (call.decay_form == 'clamp' and call.dtype == 'bf16'),
             lambda call: call.chunk_warps * call.chunk_blocks <= call.most_row_warps,
+            lambda call: call.row_chunks == 1 or (call.chunk == 16 and call.vec == 8),
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
             lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
             lambda call: ceil_div(call.K, 4 * call.split) <= 8,
@@ -1729,7 +2168,11 @@ BACKWARD = (
             lambda call: call.threads <= 64 or call.on_gpu,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
-            lambda call: call.chunk == 16,
+            lambda call: (
+                call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=
+                call.smem_per_sm
+            ),
+            lambda call: not call.few_heads,
         ),
         bind=backward_chunk_rows,
     ),
@@ -1821,6 +2264,7 @@ BACKWARD = (
             lambda call: call.tokens * call.stages >= 4 or call.T < 4,
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: call.threads <= 64 or call.on_gpu,
+            lambda call: not call.few_heads,
             lambda call: 4 * call.key_split <= max(round_up(call.V, 4), 16),
             lambda call: call.keys < 2 * call.K or call.keys == 8,
             lambda call: call.chunk <= next_pow2(max(call.T, 1)) or call.chunk == 8,

@@ -2270,7 +2270,7 @@ BACKWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="e4fb2d038053",
+        kernel="24015aefb3fe",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, pdl=true)"
@@ -2285,7 +2285,7 @@ BACKWARD = (
         dims=(1, 1, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="accecda6deb7",
+        kernel="1f3150d7fd93",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=4)"
@@ -2300,7 +2300,7 @@ BACKWARD = (
         dims=(1, 1, 8192, 24, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="9db7303694c0",
+        kernel="9cbe40c738e8",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=5)"
@@ -2315,7 +2315,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="0f926f514565",
+        kernel="8ee69e8f4e24",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, segments=8)"
@@ -2330,7 +2330,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="ef4d0152ef68",
+        kernel="bf6d2a6c5aeb",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=1, stages=4, gradient_terms=2)"
@@ -2345,7 +2345,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="1e8a40c9f151",
+        kernel="03fc03fd7642",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, pdl=true)"
@@ -2360,7 +2360,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="76fbd01854ae",
+        kernel="58717dba8c7e",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
@@ -2376,7 +2376,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="b56709f9c82d",
+        kernel="84c93a7c6144",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -2392,7 +2392,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="b1c7785ff7a4",
+        kernel="2cb2c2df36ab",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -2408,7 +2408,7 @@ BACKWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="714a97fe53c3",
+        kernel="10a3d1550cdb",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
@@ -2424,7 +2424,7 @@ BACKWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="4498e1b06741",
+        kernel="451696dfb31e",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "
@@ -2444,7 +2444,7 @@ FORWARD = (
         dims=(1, 1, 8, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="b9fa1655bd1d",
+        kernel="70f70e1152bd",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -2460,7 +2460,7 @@ FORWARD = (
         dims=(256, 256, 1, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="10c0b5d63551",
+        kernel="124ac50597ed",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -2472,7 +2472,7 @@ FORWARD = (
         dims=(1, 1, 1, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="054f9af54b37",
+        kernel="c16b1448008c",
         config="block_per_head(split=8, tile=1, columns=8, tokens=1, stages=1, vec=2)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
@@ -2484,7 +2484,7 @@ FORWARD = (
         dims=(8, 8, 1, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="6404cc919ce6",
+        kernel="e07fe0dab16a",
         config="block_per_head(split=4, tile=2, columns=32, tokens=1, stages=1, vec=2)",
         fits=block_per_head_3_fits,
         bind=block_per_head_3,
@@ -2496,7 +2496,7 @@ FORWARD = (
         dims=(1, 1, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="04743338c657",
+        kernel="2663b273ca0b",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -2511,7 +2511,7 @@ FORWARD = (
         dims=(1, 1, 8192, 24, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="6b5bb54637f7",
+        kernel="c1c941273f5d",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -2527,7 +2527,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="2808910e29ad",
+        kernel="ed7174fede16",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true)"
@@ -2542,7 +2542,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="e8dfd9521d4b",
+        kernel="81f74b118344",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_4_fits,
         bind=block_per_head_4,
@@ -2554,7 +2554,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
         constants=("K", "V"),
-        kernel="620a8f64d4a1",
+        kernel="d1273227f653",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_2_fits,
         bind=warp_specialized_2,
@@ -2566,7 +2566,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="3ca1ef91cd2d",
+        kernel="1561b5ad37fb",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -2581,7 +2581,7 @@ FORWARD = (
         dims=(4, 4, 2048, 16, 128, 128),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="edeedb878c4a",
+        kernel="ffcb5583e07e",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_3_fits,
         bind=warp_specialized_3,
@@ -2593,7 +2593,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="2abbae2522e1",
+        kernel="55967f6da5c7",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true)"
@@ -2608,7 +2608,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="259d8f7b40a9",
+        kernel="dc2c66e746c0",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true)"
@@ -2623,7 +2623,7 @@ FORWARD = (
         dims=(32, 32, 1, 40, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="3f354efb2a18",
+        kernel="2e9c0f5f1088",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_4_fits,
         bind=block_per_head_4,
@@ -2635,7 +2635,7 @@ FORWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="80e04abd1eb6",
+        kernel="baaa201bd244",
         config="block_per_head(split=16, tile=1, columns=16, tokens=32, stages=1, vec=4)",
         fits=block_per_head_5_fits,
         bind=block_per_head_5,

@@ -271,6 +271,15 @@ KGEN_DEVICE void to_floats(const Vec<T, N>& values, float (&out)[N]) {
     }
 }
 
+// Asks for the line of L2 that holds an address in global memory, 128 bytes; no value arrives.
+KGEN_DEVICE void prefetch_to_l2(const void* global) {
+#if !KGEN_HOST
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(global)));
+#else
+    (void)global;
+#endif
+}
+
 // Rounds N fp32 values to T. Pairs of 16-bit values use the packed conversions.
 template <class T, int N>
 KGEN_DEVICE Vec<T, N> from_floats(const float (&values)[N]) {

@@ -128,6 +128,18 @@ KGEN_DEVICE bf16 from_float<bf16>(float value) {
     return bf16{detail::float_to_bf16_bits(value)};
 }
 
+// A if Condition, else B.
+template <bool Condition, class A, class B>
+struct SelectType {
+    using Type = A;
+};
+template <class A, class B>
+struct SelectType<false, A, B> {
+    using Type = B;
+};
+template <bool Condition, class A, class B>
+using Select = typename SelectType<Condition, A, B>::Type;
+
 // Rounds two values to T and packs them into 32 bits, the first in the low half, as in memory. From sm_80 on this is
 // one instruction.
 template <class T>

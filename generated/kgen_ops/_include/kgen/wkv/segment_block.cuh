@@ -20,7 +20,7 @@ struct SegmentBlock {
           segment(block / Columns % Launched),
           columns(block % Columns) {}
 
-    // The steps of the segment, and those of the sequence before it.
+    // The steps of the segment, those of the sequence before it, and those after it.
     KGEN_DEVICE Span own(const Span& sequence) const {
         const i64 first = begin(sequence.steps);
         return {sequence.b, sequence.first + first,
@@ -28,6 +28,10 @@ struct SegmentBlock {
     }
     KGEN_DEVICE Span earlier(const Span& sequence) const {
         return {sequence.b, sequence.first, begin(sequence.steps)};
+    }
+    KGEN_DEVICE Span later(const Span& sequence) const {
+        const i64 end = min(begin(sequence.steps) + length(sequence.steps), sequence.steps);
+        return {sequence.b, sequence.first + end, sequence.steps - end};
     }
 
     // Of a segment that is not the last one: its place in workspaces. The state before a segment has the place of the

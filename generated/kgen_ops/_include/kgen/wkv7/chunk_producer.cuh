@@ -18,13 +18,14 @@
 //     W w and bf16 r, k, a, b [warps][tiles of a warp][Stages]: copies of the inputs, 16 keys each (tile_copier.cuh)
 //
 // Scores of steps with later steps are zero from the beginning where nothing writes them. Rows beyond the last step
-// are zero. Decays there are 1 in loops that begin with the last chunk; in the others nothing reads a later state.
+// are zero. Decays there are 1 where the Pass has kKeepsState; elsewhere nothing reads a later state.
 //
 // A Pass is one of loop_passes.cuh.
 //
 // Synchronisation: none here. The three stages of a chunk run in consecutive intervals between block barriers:
 // put_rows, put_scores, put_inverse; its reader follows in the next one. So four slots of rows and two of inverses. A
-// warp copies its inputs itself, Stages - 1 chunks ahead of put_rows.
+// warp copies its inputs itself, Stages - 1 chunks ahead of put_rows; with RowCopies the warps copy rows for each other,
+// and await_inputs precedes the barrier that ends an interval.
 #pragma once
 
 #include "kgen/chunked/swizzled_tile.cuh"
@@ -83,25 +84,32 @@ struct ChunkBuffers {
 };
 
 // By Warps warps; `warp` is the caller's number among them. W: dtype of w; CopyVec: elements per copy; Stages: chunks
-// of inputs in shared memory, one of them in use. A derived class has put_rows and put_scores.
-template <class Pass, class W, int Keys, int Warps, int CopyVec, int Stages>
+// of inputs in shared memory, one of them in use; RowCopies: as above. A derived class has put_rows and put_scores.
+template <class Pass, class W, int Keys, int Warps, int CopyVec, int Stages, bool RowCopies>
 class ChunkProducer {
 protected:
     static constexpr auto kDirection = Pass::kDirection;
     using Buffers = ChunkBuffers<Keys, Pass>;
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
-    using Copier = TileCopier<bf16, CopyVec, kDirection>;
-    using CopierW = TileCopier<W, CopyVec, kDirection>;
     // Where k, a, b and w lie after r.
-    static constexpr int kOfK = Copier::kElements, kOfA = 2 * kOfK, kOfB = 3 * kOfK, kOfW = 4 * kOfK;
+    static constexpr int kOfK = 256, kOfA = 2 * kOfK, kOfB = 3 * kOfK, kOfW = 4 * kOfK;
     static_assert(Stages == 2 || Stages == 4, "slots are found by the low bits of a chunk's number");
 
 public:
     static constexpr int kTiles = ceil_div(Keys, 16), kPerWarp = ceil_div(kTiles, Warps);
     static constexpr int kUnrolledTiles = Pass::kLevelTerms == 1 ? kPerWarp : 1;  // else addresses would spill
-    static constexpr int kInputs = kOfW + CopierW::kElements;  // 16-bit values, a tile of keys
-    static constexpr int kBytes = Buffers::kBytes + 2 * Warps * kPerWarp * Stages * kInputs;
+    // 16-bit values of a tile of keys, and of a warp. WholeRowCopier asks for the shifts.
+    static constexpr int kInputs = kOfW + TileCopier<W, CopyVec>::kElements + (RowCopies ? 16 * Warps : 0);
+    static constexpr int kWarpInputs = kPerWarp * Stages * kInputs + (RowCopies ? 16 : 0);
+    static constexpr int kBytes = Buffers::kBytes + 2 * Warps * kWarpInputs;
+
+protected:
+    template <class T>
+    using CopierOf = Select<RowCopies, WholeRowCopier<T, CopyVec, Warps, kPerWarp, kWarpInputs, kInputs, kDirection>,
+                            TileCopier<T, CopyVec, kDirection>>;
+
+public:
 
     KGEN_DEVICE ChunkProducer(const Buffers& buffers, int warp, i64 steps, const StepPointer<bf16>& r,
                               const StepPointer<bf16>& k, const StepPointer<bf16>& a,
@@ -109,16 +117,24 @@ public:
         : buffers_(buffers),
           warp_(warp),
           order_(steps),
-          inputs_(reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 +
-                  warp * kPerWarp * Stages * kInputs),
-          r_(r, 16 * warp, begin_of(steps)),
-          k_(k, 16 * warp, begin_of(steps)),
-          a_(a, 16 * warp, begin_of(steps)),
-          b_(b, 16 * warp, begin_of(steps)),
-          w_(w, 16 * warp, begin_of(steps)) {
+          inputs_(reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 + warp * kWarpInputs),
+          r_(copier(r, warp, steps)),
+          k_(copier(k, warp, steps)),
+          a_(copier(a, warp, steps)),
+          b_(copier(b, warp, steps)),
+          w_(copier(w, warp, steps)) {
         zero_scores();
 #pragma unroll
         for (int chunk = 0; chunk < Stages - 1; ++chunk) copy(chunk);
+        if constexpr (RowCopies) {
+            await_inputs();
+            named_barrier_sync(2, kWarpSize * Warps);
+        }
+    }
+
+    // With RowCopies, at the end of an interval: the thread's copies for the next put_rows are there.
+    KGEN_DEVICE void await_inputs() const {
+        if constexpr (RowCopies) cp_async_wait<Stages - 2>();
     }
 
     // The inverse, by one of the warps; by another one for the next chunk.
@@ -145,8 +161,10 @@ public:
 protected:
     // Waits for the inputs of a chunk, and starts the copies of a later one.
     KGEN_DEVICE void begin_rows(int chunk) {
-        cp_async_wait<Stages - 2>();
-        sync_warp();  // the inputs of the chunk are there, and all lanes have read those of the one before
+        if constexpr (!RowCopies) {
+            cp_async_wait<Stages - 2>();
+            sync_warp();  // the inputs of the chunk are there, and all lanes have read those of the one before
+        }
         copy(chunk + Stages - 1);
     }
 
@@ -175,7 +193,15 @@ protected:
     ChunkOrder<kDirection> order_;
 
 private:
-    static KGEN_DEVICE i64 begin_of(i64 steps) { return ChunkOrder<kDirection>(steps).first(0); }
+    template <class T>
+    static KGEN_DEVICE CopierOf<T> copier(const StepPointer<T>& rows, int warp, i64 steps) {
+        const i64 begin = ChunkOrder<kDirection>(steps).first(0);
+        if constexpr (RowCopies) {
+            return {rows, 0, begin, kWarpSize * warp + lane_id()};
+        } else {
+            return {rows, 16 * warp, begin};
+        }
+    }
 
     KGEN_DEVICE void zero_scores() const {
         u32* words = reinterpret_cast<u32*>(buffers_.scores(0, 0));
@@ -187,27 +213,36 @@ private:
     // Starts the copies of a chunk's inputs; one group.
     KGEN_DEVICE void copy(int chunk) {
         const int left = order_.left(chunk);
+        if constexpr (RowCopies) {
+            u16* to = inputs_of(chunk, 0) - warp_ * kWarpInputs;
+            if constexpr (Pass::kReadsR) r_.start(to, left, Keys);
+            if constexpr (Pass::kReadsK) k_.start(to + kOfK, left, Keys);
+            a_.start(to + kOfA, left, Keys);
+            b_.start(to + kOfB, left, Keys);
+            w_.start(to + kOfW, left, Keys);
+        } else {
 #pragma unroll kUnrolledTiles
-        for (int n = 0; n < kPerWarp; ++n) {
-            const int first = 16 * n * Warps, width = Keys - 16 * warp_ - first;
-            u16* to = inputs_of(chunk, n);
-            if constexpr (Pass::kReadsR) r_.start(to, left, width, first);
-            k_.start(to + kOfK, left, width, first);
-            a_.start(to + kOfA, left, width, first);
-            b_.start(to + kOfB, left, width, first);
-            w_.start(to + kOfW, left, width, first);
+            for (int n = 0; n < kPerWarp; ++n) {
+                const int first = 16 * n * Warps, width = Keys - 16 * warp_ - first;
+                u16* to = inputs_of(chunk, n);
+                if constexpr (Pass::kReadsR) r_.start(to, left, width, first);
+                if constexpr (Pass::kReadsK) k_.start(to + kOfK, left, width, first);
+                a_.start(to + kOfA, left, width, first);
+                b_.start(to + kOfB, left, width, first);
+                w_.start(to + kOfW, left, width, first);
+            }
         }
         cp_async_commit();
         if constexpr (Pass::kReadsR) r_.advance();
-        k_.advance();
+        if constexpr (Pass::kReadsK) k_.advance();
         a_.advance();
         b_.advance();
         w_.advance();
     }
 
     u16* inputs_;
-    Copier r_, k_, a_, b_;
-    CopierW w_;
+    CopierOf<bf16> r_, k_, a_, b_;
+    CopierOf<W> w_;
 };
 
 }  // namespace kgen::wkv7

@@ -53,7 +53,7 @@ public:
     static constexpr bool kOpaqueRepeat = false;
     static constexpr bool kPrecise = !kCoarse<Value>;
 
-private:
+protected:  // of ChunkRowsLoop, too
     using Base::first_key, Base::steps, Base::gy, Base::r, Base::k, Base::v, Base::a, Base::b, Base::w, Base::sa,
         Base::gsa, Base::state, Base::gradient, Base::gr, Base::gk, Base::ga, Base::gb, Base::gw, Base::scale;
     using Base::kForm, Base::kK, Base::kV, Base::kWarps, Base::write;
@@ -94,7 +94,19 @@ public:
         cp_async_wait<0>();
         sync_block();
 
-        // 2. Scores; products with the states.
+        const float nonfinite = compute(scores, inputs, rows_s, rows_g, key);
+        if constexpr (kPrecise) return !block_any_nonfinite<kWarps>(nonfinite);
+        if (block_any_nonfinite<kWarps>(nonfinite)) step_by_step();
+        return true;
+    }
+
+protected:
+    // The results of a chunk: from the values' rows in shared memory, the keys' inputs, and the states' first rows,
+    // which it replaces. Returns NaN if one is not finite. Two block barriers.
+    KGEN_DEVICE float compute(const Scores& scores, u16* inputs, Vec<float, 4> (&rows_s)[kGroup][2],
+                              Vec<float, 4> (&rows_g)[kGroup][2], int key) const {
+        const Buffers buffers{dynamic_smem<float>()};
+        // 1. Scores; products with the states.
         scores.put_scores(scale);
         Steps by_r = {}, by_a = {}, by_k = {}, by_b = {};
         float both[2] = {};  // sum_v S * G
@@ -109,7 +121,7 @@ public:
         scores.put_parts();
         sync_block();
 
-        // 3. Decays over blocks, levels, results.
+        // 2. Decays over blocks, levels, results.
         Lane lane;
         lane.read(inputs, steps);
         lane.add_states(by_r, by_a, by_k, by_b, both, scale);
@@ -135,12 +147,9 @@ public:
         write(ga, inputs + 2 * kTile, key);
         write(gb, inputs + 3 * kTile, key);
         write(gw, inputs + 4 * kTile, key);
-        if constexpr (kPrecise) return !block_any_nonfinite<kWarps>(nonfinite);
-        if (block_any_nonfinite<kWarps>(nonfinite)) step_by_step();
-        return true;
+        return nonfinite;
     }
 
-private:
     // The values of a chunk that a lane holds.
     struct Lane : HalvedSteps {
         Words r, k, a, b;
@@ -479,12 +488,5 @@ private:
         for (int i = 0; i < 8; ++i) nonfinite = fma(x[i / 4][i % 4], 0.0f, nonfinite);
     }
 };
-
-template <class Config, class State = float, class Offset>
-KGEN_DEVICE void backward_chunk_rows(
-    const Offset* cu_seqlens, i64 N, i64 T, i64 H,
-    const KeyRowsTensors<typename Config::Value, typename Config::W, State>& x, float scale) {
-    backward_rows<ChunkRows<Config, State>>(cu_seqlens, N, T, H, x, scale);
-}
 
 }  // namespace kgen::wkv7

@@ -24,8 +24,9 @@ struct ColumnTensors {
     Rows<Value> second;
     float* scales = nullptr;  // of the checkpoints, where they have any: [checkpoints, V]
 
-    // The whole sequence once more, a thread per column, the state in shared memory.
-    template <Direction D, bool Second, int Keys, int Columns, DecayForm Form = DecayForm::clamp>
+    // The whole sequence once more, a thread per column, the state in shared memory. Outputs: whether it has outputs
+    // for sure; else it may be one of `without_outputs`.
+    template <Direction D, bool Second, int Keys, int Columns, DecayForm Form = DecayForm::clamp, bool Outputs = true>
     KGEN_DEVICE void step_by_step(const float* start, float* end) const {
         constexpr bool kBack = D == Direction::backward;
         const int column = thread_rank();
@@ -37,7 +38,7 @@ struct ColumnTensors {
             const i64 t = time_of<D>(step, steps);
             const bool outset = kBack ? (t + 1) % StateSteps == 0 || step == 0 : t % StateSteps == 0;
             if constexpr (kScaled<State>) {
-                if (outset) write_scaled(state, t / StateSteps, Keys, column);
+                if (outset && (Outputs || checkpoints != nullptr)) write_scaled(state, t / StateSteps, Keys, column);
             } else if (checkpoints != nullptr && outset) {
                 for (i64 i = 0; i < Keys; ++i)
                     checkpoints[(t / StateSteps * Keys + i) * pitch + column] = from_float<State>(state.at(i));
@@ -60,6 +61,13 @@ struct ColumnTensors {
         }
         if (end != nullptr)
             for (i64 i = 0; i < Keys; ++i) end[i * pitch + column] = state.at(i);
+    }
+
+    // Lets `second` of all steps go to `rows`, and stores nothing else.
+    KGEN_DEVICE void without_outputs(const Rows<Value>& rows) {
+        checkpoints = nullptr;
+        first = {nullptr, 0, 0, 0};
+        second = rows;
     }
 
     // A column of a checkpoint.

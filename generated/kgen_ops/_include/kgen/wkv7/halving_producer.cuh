@@ -34,9 +34,10 @@
 namespace kgen::wkv7 {
 
 // LevelLoop: whether the levels of 2 and 4 steps are a loop, whose code takes less of the instruction cache.
-template <class Pass, class W, DecayForm Form, int Keys, int Warps, int CopyVec, int Stages, bool LevelLoop = false>
-class HalvingProducer : public ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages> {
-    using Base = ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages>;
+template <class Pass, class W, DecayForm Form, int Keys, int Warps, int CopyVec, int Stages, bool RowCopies,
+          bool LevelLoop = false>
+class HalvingProducer : public ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages, RowCopies> {
+    using Base = ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages, RowCopies>;
     using typename Base::Buffers, typename Base::RowTile, typename Base::ScoreTile;
     using Half = HalfOperands<bf16>;
     using Base::buffers_, Base::warp_, Base::kOfK, Base::kOfA, Base::kOfB, Base::kOfW;
@@ -68,7 +69,7 @@ public:
     KGEN_DEVICE void put_rows(int chunk) {
         this->begin_rows(chunk);
         if (kTiles < Warps && warp_ >= kTiles) return;
-        if constexpr (kBack && Form != DecayForm::log) this->keep_state_behind(chunk);
+        if constexpr (Pass::kKeepsState && Form != DecayForm::log) this->keep_state_behind(chunk);
         Scores sums = {};
 #pragma unroll 1  // two tiles at a time would spill
         for (int n = 0; n < kPerWarp; ++n) {

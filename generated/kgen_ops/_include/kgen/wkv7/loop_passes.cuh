@@ -6,6 +6,8 @@
 //     ForwardSums       A         B    K    v    sa                 in time
 //     ForwardStates     A         B    K    v                       in time; the state after them
 //     BackwardSums      B    K    A    R    gy   gsa      gv        from the last to the first
+//     ForwardSumStates, BackwardSumStates: the loops of ForwardSums and BackwardSums, of which only the state after all
+//     chunks is stored
 //
 // With S the state, or its gradient (formulas: chunk_columns.cuh), and all rows as halving_producer.cuh has them:
 //
@@ -56,7 +58,8 @@ struct ChunkOrder {
 
 struct ForwardRoles {
     static constexpr auto kDirection = Direction::forward;
-    static constexpr bool kQuotients = false, kConsumerScores = false;  // see ByQuotients
+    static constexpr bool kKeepsState = false;  // whether steps beyond the last one leave the state as it is
+    static constexpr bool kQuotients = false, kConsumerScores = false, kReadsK = true;  // see ByQuotients
     static constexpr int kZStateTerms = 2;     // of the state that z reads
     static constexpr Row kX = kRowA, kZ = kRowR, kP = kRowB, kQ = kRowK;
     static constexpr Score kScoreXQ = kScoreAK, kScoreZP = kScoreRB, kScoreZQ = kScoreRK;
@@ -64,7 +67,8 @@ struct ForwardRoles {
 
 struct BackwardRoles {
     static constexpr auto kDirection = Direction::backward;
-    static constexpr bool kQuotients = false, kConsumerScores = false;
+    static constexpr bool kKeepsState = true;
+    static constexpr bool kQuotients = false, kConsumerScores = false, kReadsK = true;
     static constexpr int kZStateTerms = 2;
     static constexpr Row kX = kRowB, kZ = kRowK, kP = kRowA, kQ = kRowR;
     static constexpr Score kScoreXQ = kScoreRB, kScoreZP = kScoreAK, kScoreZQ = kScoreRK;
@@ -103,12 +107,22 @@ struct BackwardSums : BackwardRoles {
     static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
 };
 
+// The states after all chunks, as accurate as those that the loops of the backward pass store.
+struct ForwardSumStates : ForwardSums {
+    static constexpr bool kFirst = false, kKeepsState = true;
+};
+struct BackwardSumStates : BackwardSums {
+    static constexpr bool kFirst = false, kSecond = false;
+};
+
 // The loop of a Pass with the rows of quotient_producer.cuh. Scores are products of these rows, so that R and K need
-// low terms. With them y needs none of the state. ConsumerScores: whether consumers compute scores, not producers.
+// low terms. With them y needs none of the state. Loops backward without outputs need neither K nor scores with K.
+// ConsumerScores: whether consumers compute scores, not producers.
 template <class Pass, bool ConsumerScores = false>
 struct ByQuotients : Pass {
     static constexpr bool kQuotients = true, kConsumerScores = ConsumerScores;
-    static constexpr int kTermsR = Pass::kReadsR ? 2 : 0, kTermsK = Pass::kReadsR ? 2 : Pass::kTermsK;
+    static constexpr bool kReadsK = Pass::kDirection == Direction::forward || Pass::kFirst;
+    static constexpr int kTermsR = Pass::kReadsR ? 2 : 0, kTermsK = !kReadsK ? 0 : Pass::kReadsR ? 2 : Pass::kTermsK;
     static constexpr int kZStateTerms = Pass::kStateTerms;
 };
 

@@ -8,7 +8,8 @@
 // tensor cores would compute, nearly cancel.
 //
 // Layout: a block has kKeys keys of a head and one chunk of kSteps steps; kKeySplit threads share a key and have its
-// rows of S and G, the value features, in runs of four.
+// rows of S and G, the value features, in runs of four. Two neighbouring lanes have the same runs of two keys: a load of
+// 16 bytes per lane takes two cycles of shared memory where pairs of lanes read the same address, and four elsewhere.
 //
 // Shared memory, V short for the padded value features:
 //
@@ -50,21 +51,22 @@ KGEN_DEVICE DecayAndSlope decay_and_slope(float w) {
     }
 }
 
-// The sums of four values over groups of Lanes lanes. A lane is returned the sum of value number_of_sum().
-template <int Lanes>
+// The sums of four values over groups of Lanes lanes, First lanes apart. Lane `rank` of a group is returned the sum of
+// value number_of_sum(rank).
+template <int Lanes, int First>
 KGEN_DEVICE float lanes_sums(const float (&x)[4]) {
     static_assert(Lanes >= 4, "a lane has one sum");
-    const bool upper = lane_id() & 1, odd = lane_id() & 2;
+    const bool upper = lane_id() & First, odd = lane_id() & 2 * First;
     // Values, not elements: a choice of elements would be a choice of addresses, and x would lie in memory.
     const float a = x[0], b = x[1], c = x[2], d = x[3];
-    const float first = (upper ? c : a) + shfl_xor(upper ? a : c, 1);
-    const float second = (upper ? d : b) + shfl_xor(upper ? b : d, 1);
-    float sum = (odd ? second : first) + shfl_xor(odd ? first : second, 2);
+    const float first = (upper ? c : a) + shfl_xor(upper ? a : c, First);
+    const float second = (upper ? d : b) + shfl_xor(upper ? b : d, First);
+    float sum = (odd ? second : first) + shfl_xor(odd ? first : second, 2 * First);
 #pragma unroll
-    for (int distance = 4; distance < Lanes; distance *= 2) sum += shfl_xor(sum, distance);
+    for (int distance = 4; distance < Lanes; distance *= 2) sum += shfl_xor(sum, distance * First);
     return sum;
 }
-KGEN_DEVICE int number_of_sum() { return lane_id() % 2 * 2 + lane_id() / 2 % 2; }
+KGEN_DEVICE int number_of_sum(int rank) { return rank % 2 * 2 + rank / 2 % 2; }
 
 template <class Config>
 struct PreparedRows : RowTensors<Config, float> {
@@ -97,8 +99,8 @@ struct PreparedRows : RowTensors<Config, float> {
         put_keys();
         sync_block();
 
-        const int key = thread_rank() / kSplit, number = number_of_sum();
-        const bool writes = thread_rank() % kSplit < 4;
+        const int key = own_key(), number = number_of_sum(own_part());
+        const bool writes = own_part() < 4;
         const float* inputs = keys_of(0, key);
         float* by_step = keys_of(number, key) + 7;
         float* by_tensor = keys_of(0, key) + (number == 3 ? 6 : number);
@@ -117,13 +119,13 @@ struct PreparedRows : RowTensors<Config, float> {
                 for (int j = 0; j < 4; ++j) {
                     const int x = 4 * run + j;
                     const float added = fma(b_t, sa4[j], k_t * v4[j]);
-                    before[i + 1][x] = Geometry::exists(run, j) ? fma(d, before[i][x], added) : 0.0f;
+                    before[i + 1][x] = exists(run, j) ? fma(d, before[i][x], added) : 0.0f;
                     sum = fma(before[i + 1][x], g4[j], sum);
                 }
             }
             by_r[i % 4] = sum;
             if (i % 4 == 3) {
-                const float all = lanes_sums<kSplit>(by_r);
+                const float all = lanes_sums<kSplit, kPair>(by_r);
                 if (writes) by_step[(i - 3) * kStep] = all;
             }
         }
@@ -147,10 +149,10 @@ struct PreparedRows : RowTensors<Config, float> {
                     by[1] = fma(total, v4[j], by[1]);
                     by[2] = fma(total, sa4[j], by[2]);
                     by[3] = fma(s, gsa4[j], by[3]);
-                    back[x] = Geometry::exists(run, j) ? fma(d, total, a_t * gsa4[j]) : 0.0f;
+                    back[x] = exists(run, j) ? fma(d, total, a_t * gsa4[j]) : 0.0f;
                 }
             }
-            const float all = lanes_sums<kSplit>(by);
+            const float all = lanes_sums<kSplit, kPair>(by);
             if (writes) by_tensor[i * kStep] = all;
         }
         sync_block();
@@ -158,6 +160,15 @@ struct PreparedRows : RowTensors<Config, float> {
     }
 
 private:
+    // Neighbouring lanes with the same value features: of two keys, or one where a warp has no more.
+    static constexpr int kPair = kSplit < kWarpSize ? 2 : 1;
+    static KGEN_DEVICE int own_part() { return thread_rank() / kPair % kSplit; }
+    static KGEN_DEVICE int own_key() { return thread_rank() / (kPair * kSplit) * kPair + thread_rank() % kPair; }
+    static KGEN_DEVICE int first_row(int run) { return 4 * (own_part() + run * kSplit); }
+    static KGEN_DEVICE bool exists(int run, int j) {
+        return kV % (4 * kSplit) == 0 || first_row(run) + j < kV;
+    }
+
     enum { kOfSa, kOfGsa, kOfV, kOfGy, kOfKeys };
     static constexpr int kStep = 8 * kKeys;  // words of the keys of a step
 
@@ -167,17 +178,17 @@ private:
         return *reinterpret_cast<const Four*>(key + step * kStep);
     }
     static KGEN_DEVICE Four four(int tensor, int step, int run) {
-        return *reinterpret_cast<const Four*>(rows_of(tensor) + step * kPitch + Geometry::first_row(run));
+        return *reinterpret_cast<const Four*>(rows_of(tensor) + step * kPitch + first_row(run));
     }
 
     // The compiler moves no load over this: with those of several steps at a time registers would spill.
     static KGEN_DEVICE void limit_loads() { sync_warp(); }
 
     KGEN_DEVICE void load(Run& rows, const float* from) const {
-        const int key = first_key + thread_rank() / kSplit;
+        const int key = first_key + own_key();
 #pragma unroll
         for (int run = 0; run < kRuns; ++run) {
-            const int column = Geometry::first_row(run);
+            const int column = first_row(run);
             const Four some = load_four<Config::kVec>(from + key * kV + column, key < kK ? kV - column : 0);
 #pragma unroll
             for (int j = 0; j < 4; ++j) rows[4 * run + j] = some[j];
@@ -210,27 +221,21 @@ private:
     }
     static KGEN_DEVICE void put_four(float* to, const Four& x) { *reinterpret_cast<Four*>(to) = x; }
 
-    template <class T>
-    static KGEN_DEVICE Four keys_at(const StepPointer<T>& rows, int step, int key, int width) {
-        return load_four<Config::kVec>(rows.first + step * rows.stride + key, width);
-    }
-    // Four keys of a step by a thread.
+    // A key of a step by a thread.
     KGEN_DEVICE void put_keys() const {
-        constexpr int kQuads = kKeys / 4;
-        for (int i = thread_rank(); i < kSteps * kQuads; i += kThreads) {
-            const int step = i / kQuads, key = first_key + i % kQuads * 4, width = step < steps ? kK - key : 0;
-            const Four of_w = keys_at(w, step, key, width), of_k = keys_at(k, step, key, width);
-            const Four of_b = keys_at(b, step, key, width), of_r = keys_at(r, step, key, width);
-            const Four of_a = keys_at(a, step, key, width);
-            float* to = rows_of(kOfKeys) + 32 * i;
-#pragma unroll
-            for (int x = 0; x < 4; ++x) {
-                const DecayAndSlope of_step = decay_and_slope<Config::kForm>(of_w[x]);
-                const float d = step < steps ? of_step.decay : 1.0f;
-                put_four(to + 8 * x, {{d, of_k[x], of_b[x], of_step.slope}});
-                put_four(to + 8 * x + 4, {{d, scale * of_r[x], of_a[x], 0.0f}});
-            }
+        for (int i = thread_rank(); i < kSteps * kKeys; i += kThreads) {
+            const int step = i / kKeys, key = first_key + i % kKeys;
+            const bool there = step < steps && key < kK;
+            const DecayAndSlope of_step = decay_and_slope<Config::kForm>(at(w, step, key, there));
+            const float d = step < steps ? of_step.decay : 1.0f;
+            float* to = rows_of(kOfKeys) + 8 * i;
+            put_four(to, {{d, at(k, step, key, there), at(b, step, key, there), of_step.slope}});
+            put_four(to + 4, {{d, scale * at(r, step, key, there), at(a, step, key, there), 0.0f}});
         }
+    }
+    template <class T>
+    static KGEN_DEVICE float at(const StepPointer<T>& rows, int step, int key, bool there) {
+        return there ? to_float(rows.first[step * rows.stride + key]) : 0.0f;
     }
 
     KGEN_DEVICE void write_results() const {

@@ -25,9 +25,9 @@
 
 namespace kgen::wkv7 {
 
-template <class Pass, class W, DecayForm Form, int Keys, int Warps, int CopyVec, int Stages>
-class QuotientProducer : public ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages> {
-    using Base = ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages>;
+template <class Pass, class W, DecayForm Form, int Keys, int Warps, int CopyVec, int Stages, bool RowCopies>
+class QuotientProducer : public ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages, RowCopies> {
+    using Base = ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages, RowCopies>;
     using typename Base::Buffers, typename Base::RowTile, typename Base::ScoreTile;
     using Base::buffers_, Base::warp_, Base::kOfK, Base::kOfA, Base::kOfB, Base::kOfW;
     static_assert(Form == DecayForm::clamp, "1 / P has a bound in this form alone");
@@ -48,7 +48,7 @@ public:
     KGEN_DEVICE void put_rows(int chunk) {
         this->begin_rows(chunk);
         if (kTiles < Warps && warp_ >= kTiles) return;
-        if constexpr (kBack) this->keep_state_behind(chunk);
+        if constexpr (Pass::kKeepsState) this->keep_state_behind(chunk);
 #pragma unroll 1
         for (int n = 0; n < kPerWarp; n += kAtOnce) put_tiles(chunk, n + own_tile());
     }
@@ -60,7 +60,7 @@ public:
         const int turn = (warp_ - (chunk - 1)) & (Warps - 1);
 #pragma unroll 1
         for (int i = Warps == 1 ? 0 : turn == 0 ? kMatrices : turn - 1; i < kMatrices; i += max(Warps - 1, 1))
-            scores_.put_score(chunk, Pass::kReadsR ? i : 3 * i);
+            scores_.put_score(chunk, QuotientScores<Pass, Keys>::matrix(i));
     }
 
     // The inverse, by one of the warps; by another one for the next chunk. Lane l stores eight steps of column l % 16.
@@ -175,7 +175,7 @@ private:
                 through[x] = kBack ? product[x] * r_factor_ : product[x];
             }
             if constexpr (Pass::kReadsR) put_row<kRowR>(place, read(inputs, s), through);
-            put_row<kRowK>(place, read(inputs + kOfK, s), inverse);
+            if constexpr (Pass::kReadsK) put_row<kRowK>(place, read(inputs + kOfK, s), inverse);
             put_row<kRowB>(place, read(inputs + kOfB, s), inverse);
         }
         if (group() == kStepLanes - 1) {

@@ -27,7 +27,12 @@
 //
 // Pairs of steps enter E at the early step and leave it at the late one. Both times they are products of the same
 // rounded operands, so that what remains is an error of fp32 relative to the magnitudes added. gw_t is taken from the
-// side where their sum is smaller, E at that end included: it is exactly 0 where nothing precedes or follows t.
+// side where their sum is smaller, E at that end included: it is exactly 0 where nothing precedes or follows t. With
+//
+//     M_t = |K_t Z_t + B_t U_t| + |R_t X_t| + |A_t Y_t|
+//
+// these are |E_0| + sum_{s<t} M_s + |A_t Y_t| and |E_32| + sum_{s>t} M_s + M_t - |A_t Y_t|. Terms of a step count one
+// by one: where they cancel, as after an initial state of small values, their sum would say nothing of the error.
 //
 // Precision: TF32. R and K are rounded to nearest, A and B have a low term: k gk and b gb may be many times gw. Other
 // operands are truncated, as mma does; constants make up for the mean of what that loses (kNearTf32).
@@ -90,8 +95,8 @@ private:
     // Of a warp: decays and slopes, before them the gradient of the state.
     static constexpr int kOwn = max(32 * kWarpSize, 16 * kPitch);
     static constexpr int kTile = 256;  // elements of 16 steps and 16 keys
-    // Blocks of 16 value features of both states that are loaded at a time.
-    static constexpr int kGroup = kBlocks <= 4 ? kBlocks : 2;
+    // Blocks of 16 value features of both states that are loaded at a time. With more, sums would spill.
+    static constexpr int kGroup = min(kBlocks, 2);
     static constexpr bool kStaged = sizeof(State) == 4;  // whether G passes through shared memory
     using StateRows = Vec<State, 4>[kGroup][2];  // of keys g and g + 8
     enum Score { kRK, kRB, kAK, kAB };
@@ -241,8 +246,8 @@ public:
         write_both(gk, inputs + 2 * kInputK * kTile, key);
         write_both(gb, inputs + 2 * kInputB * kTile, key);
 
-        // 6. gr, ga. gw from E_0 on, and back from E_32, whose part of later tiles is not known yet; twice the sum of the
-        // magnitudes that were added to E before a step, and once the step's own.
+        // 6. gr, ga. gw from E_0 on, and back from E_32, whose part of later tiles is not known yet; the sum of the
+        // magnitudes added from E_0 on.
         Steps forth, back, sizes;
         float size[2], until[4][2];
 #pragma unroll
@@ -278,7 +283,7 @@ public:
                 const Four its_decays = own_decays[tile * kWarpSize];
 #pragma unroll
                 for (int which = 0; which < 2; ++which) {
-                    float less_a[2], y[2], late_terms[2], added[2];
+                    float less_a[2], y[2], late_terms[2], added[2], magnitudes[2], of_y[2];
 #pragma unroll
                     for (int step = 0; step < 2; ++step) {
                         const int i = 2 * which + step;
@@ -286,6 +291,9 @@ public:
                         y[step] = by_a[tile][i];
                         late_terms[step] = fma(-bit_cast<float>(of_r[tile][place(i)]), by_r[tile][i], x[tile][i]);
                         added[step] = fma(less_a[step], y[step], late_terms[step]);
+                        of_y[step] = abs(less_a[step] * y[step]);
+                        magnitudes[step] =
+                            abs(x[tile][i]) + abs(bit_cast<float>(of_r[tile][place(i)]) * by_r[tile][i]) + of_y[step];
                         by_r[tile][i] *= its_decays[i];
                         by_a[tile][i] *= step == 0 ? c.before_two[tile][which] : its_decays[i - 1];
                     }
@@ -297,10 +305,10 @@ public:
                     back[tile][2 * which] = (sums.behind + added[1]) + late_terms[0];
                     sum[which] += sums.all;
                     until[tile][which] = sums.all;
-                    const LaneSums its_size(c, abs(added[0]) + abs(added[1]));
+                    const LaneSums its_size(c, magnitudes[0] + magnitudes[1]);
                     const float before = size[which] + its_size.before;
-                    sizes[tile][2 * which] = fma(2.0f, before, abs(added[0]));
-                    sizes[tile][2 * which + 1] = fma(2.0f, before + abs(added[0]), abs(added[1]));
+                    sizes[tile][2 * which] = before + of_y[0];
+                    sizes[tile][2 * which + 1] = before + magnitudes[0] + of_y[1];
                     size[which] += its_size.all;
                 }
             }
@@ -310,7 +318,7 @@ public:
 
         // 7. gw: of both sums the one that adds less.
 #pragma unroll
-        for (int which = 0; which < 2; ++which) size[which] += abs(end[which]);
+        for (int which = 0; which < 2; ++which) size[which] = 0.5f * (size[which] + abs(end[which]));
 #pragma unroll
         for (int tile = 3; tile >= 0; --tile)
 #pragma unroll
@@ -573,7 +581,8 @@ private:
         });
     }
 
-    // Four value features of keys g and g + 8, of kGroup blocks of 16 from block `group` on.
+    // Four value features of keys g and g + 8, of kGroup blocks of 16 from block `group` on. L2 fetches 256 bytes at a
+    // time: what a later group loads is there by then.
     static KGEN_DEVICE void load_group(StateRows& rows, const State* of, int key, int group) {
         constexpr int kEach = min(Config::kVec, 4);
         const MmaLane lane = mma_lane();
@@ -587,7 +596,7 @@ private:
 #pragma unroll
                 for (int x = 0; x < 4; x += kEach) {
                     if (!is_key || (kV % (16 * kGroup) != 0 && 16 * (group + n) + 4 * lane.q + x >= kV)) continue;
-                    const auto some = load_vec<kEach>(first + 8 * half * kV + 16 * n + x);
+                    const auto some = load_vec<kEach, Cache::prefetch_256>(first + 8 * half * kV + 16 * n + x);
 #pragma unroll
                     for (int i = 0; i < kEach; ++i) four[x + i] = some[i];
                 }

@@ -19,7 +19,9 @@ class QuotientScores {
     static constexpr int kTiles = ceil_div(Keys, 16), kGroup = min(Group, kTiles);
 
 public:
-    static constexpr int kMatrices = Pass::kReadsR ? 4 : 2;
+    static constexpr int kMatrices = Pass::kReadsR && Pass::kReadsK ? 4 : 2;
+    // Matrix i of those that the Pass needs.
+    static KGEN_DEVICE int matrix(int i) { return kMatrices == 4 ? i : Pass::kReadsR ? 2 * i : 3 * i; }
 
     KGEN_DEVICE explicit QuotientScores(const Buffers& buffers) : buffers_(buffers) {}
 

@@ -110,9 +110,39 @@ private:
     }
 };
 
-// The same number. What depends on it is computed behind this point.
-KGEN_DEVICE i64 opaque_extent(i64 x) {
-    return i64{opaque(static_cast<int>(x >> 32))} << 32 | static_cast<u32>(opaque(static_cast<int>(x)));
+// What a block needs of chunk number `index` of head h.
+template <class Block, int Steps, bool Packed>
+KGEN_DEVICE Block block_rows(
+    const KeyRowsTensors<typename Block::Base::Value, typename Block::Base::W, typename Block::Base::StateType>& x,
+    const Chunk& chunk, i64 N, i64 T, i64 H, i64 h, i64 index, int first_key, float scale) {
+    constexpr int kV = Block::Base::kV, kSize = Block::Base::kK * kV;
+    const i64 chunks = head_chunks<Steps, Packed>(N, T), number = h * chunks + index;
+    const Span span{chunk.span.b, chunk.span.first + chunk.first, chunk.steps};
+    Block rows{first_key,
+               chunk.steps,
+               step_pointer(x.gy, span, h),
+               step_pointer(x.r, span, h),
+               step_pointer(x.k, span, h),
+               step_pointer(x.v, span, h),
+               step_pointer(x.a, span, h),
+               step_pointer(x.b, span, h),
+               step_pointer(x.w, span, h),
+               step_pointer(dense_rows(x.sa, T, H, kV), span, h),
+               step_pointer(dense_rows(x.gsa, T, H, kV), span, h),
+               x.states + number * kSize,
+               x.gradients + number * kSize,
+               x.gr.head(span, h),
+               x.gk.head(span, h),
+               x.ga.head(span, h),
+               x.gb.head(span, h),
+               x.gw.head(span, h),
+               scale};
+    if constexpr (kScaled<typename Block::Base::StateType>) {
+        typename Block::Base& its = rows;
+        its.state_scales = scales_of(x.states, H * chunks, kSize) + number * kV;
+        its.gradient_scales = scales_of(x.gradients, H * chunks, kSize) + number * kV;
+    }
+    return rows;
 }
 
 // By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist. Block:
@@ -124,50 +154,31 @@ KGEN_DEVICE void backward_rows(
     const KeyRowsTensors<typename Block::Base::Value, typename Block::Base::W, typename Block::Base::StateType>& x,
     float scale) {
     using Index = typename Block::Index;
-    constexpr int kV = Block::Base::kV, kKeyBlocks = ceil_div(Block::Base::kK, Block::kKeys);
-    constexpr int kSteps = Block::kSteps, kSize = Block::Base::kK * kV;
+    constexpr int kSteps = Block::kSteps, kKeyBlocks = ceil_div(Block::Base::kK, Block::kKeys);
 
     // Opaque, so that the second call computes its addresses anew instead of keeping the first one's in registers.
-    const u32 number_of_block = StepByStep ? static_cast<u32>(opaque(static_cast<int>(blockIdx.x))) : blockIdx.x;
+    u32 number_of_block = StepByStep ? static_cast<u32>(opaque(static_cast<int>(blockIdx.x))) : blockIdx.x;
+    if constexpr (StepByStep) {
+        if constexpr (Block::kOpaqueRepeat) opaque(number_of_block, static_cast<u32>(H >> 63));
+    }
     const int block = static_cast<int>(number_of_block % kKeyBlocks);
     const Index heads = static_cast<Index>(H), index = number_of_block / kKeyBlocks / heads;
     const i64 h = number_of_block / kKeyBlocks % heads;
     const Chunk chunk = chunk_at<kSteps>(cu_seqlens, index, N, T);
     if (chunk.steps == 0) return;
-    const i64 number = h * head_chunks<kSteps, kPresent<Offset>>(N, T) + index;
-    const Span span{chunk.span.b, chunk.span.first + chunk.first, chunk.steps};
-    Block rows{block * Block::kKeys,
-                     chunk.steps,
-                     step_pointer(x.gy, span, h),
-                     step_pointer(x.r, span, h),
-                     step_pointer(x.k, span, h),
-                     step_pointer(x.v, span, h),
-                     step_pointer(x.a, span, h),
-                     step_pointer(x.b, span, h),
-                     step_pointer(x.w, span, h),
-                     step_pointer(dense_rows(x.sa, T, H, kV), span, h),
-                     step_pointer(dense_rows(x.gsa, T, H, kV), span, h),
-                     x.states + number * kSize,
-                     x.gradients + number * kSize,
-                     x.gr.head(span, h),
-                     x.gk.head(span, h),
-                     x.ga.head(span, h),
-                     x.gb.head(span, h),
-                     x.gw.head(span, h),
-                     scale};
-    if constexpr (kScaled<typename Block::Base::StateType>) {
-        const i64 states = H * head_chunks<kSteps, kPresent<Offset>>(N, T);
-        typename Block::Base& its = rows;
-        its.state_scales = scales_of(x.states, states, kSize) + number * kV;
-        its.gradient_scales = scales_of(x.gradients, states, kSize) + number * kV;
-    }
+    Block rows = block_rows<Block, kSteps, kPresent<Offset>>(x, chunk, N, T, H, h, index, block * Block::kKeys, scale);
     if constexpr (StepByStep) {
         rows.step_by_step();
     } else if constexpr (!Block::kRepeats) {
         rows();
     } else if (!rows()) {
         if constexpr (Block::kOpaqueRepeat) {
-            backward_rows<Block, true>(cu_seqlens, opaque_extent(N), opaque_extent(T), opaque_extent(H), x, scale);
+            // By an instruction: of an empty one the assembler would still find the same products again.
+            const u32 zero = static_cast<u32>(H >> 63);
+            opaque(N, zero);
+            opaque(T, zero);
+            opaque(H, zero);
+            backward_rows<Block, true>(cu_seqlens, N, T, H, x, scale);
         } else {
             backward_rows<Block, true>(cu_seqlens, N, T, H, x, scale);
         }

@@ -110,6 +110,22 @@ public:
         }
     }
 
+    // Four neighbours of a slot's row, rounded.
+    template <int kWhich>
+    KGEN_DEVICE void put(int place, const Four& x) const {
+        Four rounded;
+        if constexpr (Precise && kWhich % 2 == 1) {
+            Four low;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) split(x[i], rounded[i], low[i]);
+            *reinterpret_cast<Four*>(buffers_.low(kWhich) + place) = low;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) rounded[i] = bit_cast<float>(near_tf32(x[i]));
+        }
+        *reinterpret_cast<Four*>(buffers_.values(kWhich) + place) = rounded;
+    }
+
     // The products of 16 steps of gy or gsa and eight of v or sa, eight such parts.
     KGEN_DEVICE void put_scores(float scale) const {
 #pragma unroll 1
@@ -224,21 +240,6 @@ private:
     static KGEN_DEVICE int place_of_row(int half) {
         const MmaLane lane = mma_lane();
         return (8 * half + lane.g) * Buffers::kPitch + 4 * lane.q;
-    }
-
-    template <int kWhich>
-    KGEN_DEVICE void put(int place, const Four& x) const {
-        Four rounded;
-        if constexpr (Precise && kWhich % 2 == 1) {
-            Four low;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) split(x[i], rounded[i], low[i]);
-            *reinterpret_cast<Four*>(buffers_.low(kWhich) + place) = low;
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) rounded[i] = bit_cast<float>(near_tf32(x[i]));
-        }
-        *reinterpret_cast<Four*>(buffers_.values(kWhich) + place) = rounded;
     }
 
     template <int kHalf>

@@ -8,10 +8,19 @@
 //
 // P has the recurrence of L for K further columns: v is zero there, and the state begins as the identity.
 //
-//     SegmentColumns    where a consumer warp of specialized_loop.cuh begins and what it stores: 16 columns of L or P
-//     scan_segments     S of all segments but the first, in fp32
+// The gradient of the state passes the same steps from the last to the first. With G_s the gradient behind segment s, and
+// M_s what the segment leaves of a gradient of zero behind its last step:
 //
-// Layout: states L, later S of the next segment [segments - 1][K][V]; transitions, transposed, [segments - 1][K][K].
+//     G_{s-1} = P_s^T G_s + M_s
+//
+// M of the last segment begins with the gradient of the final state, so that it is G, and P of this segment is not read.
+//
+//     SegmentColumns     where a consumer warp of specialized_loop.cuh begins and what it stores: 16 columns of L or P
+//     GradientColumns    the same, 16 columns of M
+//     scan_segments      S of all segments but the first, or G of all but the last, in fp32
+//
+// Layout: states L, later S of the next segment [segments - 1][K][V]; gradients M, later G of the segment before
+// [segments - 1][K][V]; transitions, transposed, [segments - 1][K][K].
 //
 // Shared memory of scan_segments: float state[2][K][20].
 //
@@ -73,6 +82,37 @@ struct SegmentColumns {
     }
 };
 
+// Tile `tile` of 16 value features of the gradient of the state.
+template <int Keys, int Values>
+struct GradientColumns {
+    int tile;
+    const float* behind;  // the gradient behind the segment's last step [K, V], or null: zeros
+    float* gradient;      // the one before its first step [K, V]
+
+    KGEN_DEVICE int first_value() const { return 16 * tile; }
+    KGEN_DEVICE int values() const { return Values - 16 * tile; }
+
+    template <int Tiles>
+    KGEN_DEVICE void begin(float (&at)[Tiles][4]) const {
+#pragma unroll
+        for (int i = 0; i < 4 * Tiles; ++i)
+            at[i / 4][i % 4] = behind != nullptr && is_there(i) ? behind[place(i)] : 0.0f;
+    }
+    template <int Tiles>
+    KGEN_DEVICE void end(const float (&at)[Tiles][4]) const {
+#pragma unroll
+        for (int i = 0; i < 4 * Tiles; ++i)
+            if (is_there(i)) gradient[place(i)] = at[i / 4][i % 4];
+    }
+
+private:
+    // Of the lane's element i.
+    static KGEN_DEVICE int key(int i) { return 8 * (i / 4) + 2 * mma_lane().q + i % 2; }
+    KGEN_DEVICE int column(int i) const { return 16 * tile + mma_lane().g + i % 4 / 2 * 8; }
+    KGEN_DEVICE bool is_there(int i) const { return key(i) < Keys && column(i) < Values; }
+    KGEN_DEVICE int place(int i) const { return key(i) * Values + column(i); }
+};
+
 // Of 2 * Half sums over lanes Half / 4 apart, the lane keeps the first or the last Half, in their first places.
 template <int Half>
 KGEN_DEVICE void keep_half(float (&sums)[16], bool last) {
@@ -87,12 +127,18 @@ KGEN_DEVICE void keep_half(float (&sums)[16], bool last) {
 // Replaces L of each segment by the state before the next one, for 16 value features. initial: the state before the
 // first segment, or null: zeros, and then P of the first segment is not read. initial and states begin with the block's
 // first column; `width` of its columns exist. Four neighbouring lanes share a row, and have every fourth key of it.
-template <int Keys, int Values, int Sums, int Threads>
+// Backward the same with M, from the last segment on, without `initial`.
+template <int Keys, int Values, int Sums, int Threads, Direction D = Direction::forward>
 KGEN_DEVICE void scan_segments(const float* initial, const float* transitions, float* states,
                                int width) {
     using Quad = Vec<float, 4>;
     constexpr int kColumns = 16, kPitch = kColumns + 4;  // keys of neighbouring lanes lie in different banks
+    constexpr bool kBack = D == Direction::backward;
     const int part = thread_rank() % 4;
+    if constexpr (kBack) {
+        states += (Sums - 1) * (Keys * Values);
+        transitions += Sums * (Keys * Keys);  // P of the last segment has no place, and is not read
+    }
     float* before = dynamic_smem<float>();
     float* behind = before + Keys * kPitch;
     if (initial != nullptr) {
@@ -111,7 +157,7 @@ KGEN_DEVICE void scan_segments(const float* initial, const float* transitions, f
             if (row < Keys && (segment > 0 || initial != nullptr)) {
 #pragma unroll 16
                 for (int key = part; key < Keys; key += 4) {
-                    const float p = transitions[key * Keys + row];
+                    const float p = transitions[kBack ? row * Keys + key : key * Keys + row];
 #pragma unroll
                     for (int quad = 0; quad < 4; ++quad) {
                         const Quad s = *reinterpret_cast<const Quad*>(before + key * kPitch + 4 * quad);
@@ -139,8 +185,8 @@ KGEN_DEVICE void scan_segments(const float* initial, const float* transitions, f
         float* read = before;
         before = behind;
         behind = read;
-        states += Keys * Values;
-        transitions += Keys * Keys;
+        states += (kBack ? -1 : 1) * Keys * Values;
+        transitions += (kBack ? -1 : 1) * Keys * Keys;
     }
 }
 

@@ -51,12 +51,12 @@ namespace kgen::wkv7 {
 template <class Config, class Pass, bool LevelLoop, bool Quotients = Pass::kQuotients>
 struct ProducerChoice {
     using Type = HalvingProducer<Pass, typename Config::W, Config::kForm, Config::kK, Config::kRowWarps,
-                                 Config::kVec, Config::kStages, LevelLoop>;
+                                 Config::kVec, Config::kStages, Config::kRowCopies, LevelLoop>;
 };
 template <class Config, class Pass, bool LevelLoop>
 struct ProducerChoice<Config, Pass, LevelLoop, true> {
     using Type = QuotientProducer<Pass, typename Config::W, Config::kForm, Config::kK, Config::kRowWarps,
-                                  Config::kVec, Config::kStages>;
+                                  Config::kVec, Config::kStages, Config::kRowCopies>;
 };
 
 // The scores that consumers compute. A state is in their registers: of heads above 64 keys there is room for two tiles.
@@ -80,7 +80,11 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, Sta
     using Buffers = ChunkBuffers<Config::kK, Pass>;
     using Producer = typename ProducerChoice<Config, Pass, LevelLoop>::Type;
     using Scores = typename ScoresChoice<Config, Pass>::Type;
-    using Copier = TileCopier<bf16, Config::kVec, Pass::kDirection>;
+    // Whether consumers copy rows for each other; a warp that computes columns of a transition reads no c.
+    static constexpr bool kRowCopies = Config::kRowCopies && (Pass::kFirst || Pass::kSecond);
+    static constexpr int kValues = 256, kWarpValues = Config::kStages * kValues + (kRowCopies ? 16 : 0);  // of c
+    using Copier = Select<kRowCopies, WholeRowCopier<bf16, Config::kVec, Config::kWarps, 1, kWarpValues, 0, Pass::kDirection>,
+                          TileCopier<bf16, Config::kVec, Pass::kDirection>>;
     using Order = ChunkOrder<Pass::kDirection>;
     static constexpr bool kBack = Pass::kDirection == Direction::backward;
     using RowTile = typename Buffers::RowTile;
@@ -90,7 +94,7 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, Sta
     static constexpr int kThreads = kWarpSize * (kWarps + kRowWarps), kColumns = 16 * kWarps;
     static constexpr int kTiles = Producer::kTiles, kStages = Config::kStages, kAhead = 3;
     static constexpr int kSmemBytes =
-        max(Producer::kBytes + 2 * kWarps * kStages * Copier::kElements, 4 * Config::kK * kColumns);
+        max(Producer::kBytes + 2 * kWarps * kWarpValues, 4 * Config::kK * kColumns);
     static_assert(Buffers::kSlots == kAhead + 1, "a slot for the chunk in use and those ahead");
     static_assert(4 * Config::kK * kColumns <= Buffers::kBytes,
                   "at the end copies are in flight, which the state of step_by_step must not reach");
@@ -117,10 +121,10 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, Sta
         if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite)) again();
     }
 
-    // The steps one by one. end: the state after them, or null.
-    template <bool Second>
+    // The steps one by one. end: the state after them, or null. Outputs: as step_by_step has it.
+    template <bool Second, bool Outputs = true>
     KGEN_DEVICE void run_steps(const float* start, float* end) const {
-        this->template step_by_step<Pass::kDirection, Second, Config::kK, kColumns, Config::kForm>(
+        this->template step_by_step<Pass::kDirection, Second, Config::kK, kColumns, Config::kForm, Outputs>(
             start, end);
     }
 
@@ -145,8 +149,8 @@ private:
     static KGEN_DEVICE Buffers buffers() { return {dynamic_smem<bf16>()}; }
     // The warp's value features of a chunk, of v or gy.
     static KGEN_DEVICE u16* values(int chunk) {
-        return dynamic_smem<u16>() + Producer::kBytes / 2 +
-               (warp() * kStages + (chunk & (kStages - 1))) * Copier::kElements;
+        return dynamic_smem<u16>() + Producer::kBytes / 2 + warp() * kWarpValues +
+               (chunk & (kStages - 1)) * kValues;
     }
     // The end of an interval. Warps of both roles arrive at barriers of their own code.
     static KGEN_DEVICE void end_interval() { named_barrier_sync(1, kThreads); }
@@ -160,7 +164,16 @@ private:
                 if (chunk + 2 >= 0 && chunk + 2 < chunks) producer.put_scores(chunk + 2);
             if (chunk + 1 >= 0 && chunk + 1 < chunks) producer.put_inverse(chunk + 1);
             if (chunk + kAhead < chunks) producer.put_rows(chunk + kAhead);
+            producer.await_inputs();
             end_interval();
+        }
+    }
+
+    KGEN_DEVICE Copier copier_of(int column, const Order& order) const {
+        if constexpr (kRowCopies) {
+            return {this->c, column - 16 * warp(), order.first(0), static_cast<int>(thread_rank())};
+        } else {
+            return {this->c, column, order.first(0)};
         }
     }
 
@@ -168,15 +181,19 @@ private:
     static KGEN_DEVICE void put_scores(const Scores& scores, int chunk) {
 #pragma unroll 1
         for (int i = warp(); i < Scores::kMatrices; i += kWarps)
-            scores.put_score(chunk, Pass::kReadsR ? i : 3 * i);
+            scores.put_score(chunk, Scores::matrix(i));
     }
 
     // column: the first one of the warp in c and the outputs; `width` of c exist from there on.
     KGEN_DEVICE void consume_all(State& state, int column, int width, const Order& order,
                                  float& nonfinite) const {
-        Copier copier(this->c, column, order.first(0));
+        Copier copier = copier_of(column, order);
         const auto copy = [&](int chunk) {
-            copier.start(values(chunk), order.left(chunk), width);
+            if constexpr (kRowCopies) {
+                copier.start(values(chunk) - warp() * kWarpValues, order.left(chunk), this->width);
+            } else {
+                copier.start(values(chunk), order.left(chunk), width);
+            }
             cp_async_commit();
             copier.advance();
         };
@@ -187,6 +204,8 @@ private:
         for (int chunk = 0; chunk < kAhead; ++chunk) {
             if constexpr (Pass::kConsumerScores)
                 if (chunk >= 1 && chunk - 1 < order.chunks) put_scores(scores, chunk - 1);
+            if constexpr (kRowCopies)
+                if (chunk == kAhead - 1) cp_async_wait<kStages - 2>();
             end_interval();
         }
         ColumnOutput<Config::kVec, Pass::kDirection> second(*this, column, order.first(0));
@@ -194,8 +213,10 @@ private:
             *this, column, order.first(0));
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
-            cp_async_wait<kStages - 2>();
-            sync_warp();  // all lanes' copies are there, and all lanes have read the slot that is filled next
+            if constexpr (!kRowCopies) {
+                cp_async_wait<kStages - 2>();
+                sync_warp();  // all lanes' copies are there, and all lanes have read the slot that is filled next
+            }
             copy(chunk + kStages - 1);
             if constexpr (Pass::kFirst && StateSteps == 16) {
                 first.write_state(state);
@@ -208,6 +229,7 @@ private:
             consume(chunk, state, solved, read);
             if constexpr (Pass::kFirst) first.write(solved, nonfinite);
             if constexpr (Pass::kSecond) second.write(read, nonfinite);
+            if constexpr (kRowCopies) cp_async_wait<kStages - 2>();  // copies for the next chunk
             end_interval();
         }
     }

@@ -39,14 +39,17 @@ struct Tf32Loop : ColumnTensors<typename Config::Value, typename Config::W> {
     using T = typename Config::Value;
     using Producer = Tf32Producer<Config>;
     using Buffers = typename Producer::Buffers;
-    using Copier = TileCopier<T, Config::kVec>;
+    static constexpr bool kRowCopies = Config::kRowCopies;
+    static constexpr int kValues = 256, kWarpValues = Config::kStages * kValues + (kRowCopies ? 16 : 0);  // of c
+    using Copier = Select<kRowCopies, WholeRowCopier<T, Config::kVec, Config::kWarps, 1, kWarpValues, 0>,
+                          TileCopier<T, Config::kVec>>;
     using Ops = Tf32Operands<Config::kSplit>;
     static constexpr bool kSplit = Config::kSplit, kSplitOutput = Config::kSplitOutput;
     static constexpr int kWarps = Config::kWarps, kRowWarps = Config::kRowWarps;
     static constexpr int kThreads = kWarpSize * (kWarps + kRowWarps), kColumns = 16 * kWarps;
     static constexpr int kTiles = Producer::kTiles, kStages = Config::kStages, kAhead = 2;
     static constexpr int kSmemBytes =
-        max(Producer::kBytes + 2 * kWarps * kStages * Copier::kElements, 4 * Config::kK * kColumns);
+        max(Producer::kBytes + 2 * kWarps * kWarpValues, 4 * Config::kK * kColumns);
     static_assert(Buffers::kSlots == kAhead + 1, "a slot for the chunk in use and those ahead");
     static_assert(4 * Config::kK * kColumns <= Buffers::kBytes,
                   "at the end copies are in flight, which the state of step_by_step must not reach");
@@ -76,8 +79,8 @@ private:
     static KGEN_DEVICE int next(int slot) { return slot == Buffers::kSlots - 1 ? 0 : slot + 1; }
     // The warp's value features of a chunk.
     static KGEN_DEVICE u16* values(int chunk) {
-        return dynamic_smem<u16>() + Producer::kBytes / 2 +
-               (warp() * kStages + (chunk & (kStages - 1))) * Copier::kElements;
+        return dynamic_smem<u16>() + Producer::kBytes / 2 + warp() * kWarpValues +
+               (chunk & (kStages - 1)) * kValues;
     }
     // The end of an interval. Warps of both roles arrive at barriers of their own code.
     static KGEN_DEVICE void end_interval() { named_barrier_sync(1, kThreads); }
@@ -95,7 +98,16 @@ private:
                 producer.put_scores(chunk + kAhead, slot);
                 slot = next(slot);
             }
+            producer.await_inputs();
             end_interval();
+        }
+    }
+
+    KGEN_DEVICE Copier copier_of() const {
+        if constexpr (kRowCopies) {
+            return {this->c, 0, 0, static_cast<int>(thread_rank())};
+        } else {
+            return {this->c, 16 * warp()};
         }
     }
 
@@ -104,28 +116,39 @@ private:
         each_of_state([&](int tile, int i, i64 place, bool used) {
             state[tile][i] = start != nullptr && used ? start[place] : 0.0f;
         });
-        Copier copier(this->c, 16 * warp());
+        Copier copier = copier_of();
         const auto copy = [&](int chunk) {
             const i64 left = max(min(this->steps - i64{chunk} * 16, i64{16}), i64{0});
-            copier.start(values(chunk), static_cast<int>(left), this->width - 16 * warp());
+            if constexpr (kRowCopies) {
+                copier.start(values(chunk) - warp() * kWarpValues, static_cast<int>(left), this->width);
+            } else {
+                copier.start(values(chunk), static_cast<int>(left), this->width - 16 * warp());
+            }
             cp_async_commit();
             copier.advance();
         };
 #pragma unroll
         for (int chunk = 0; chunk < kStages - 1; ++chunk) copy(chunk);
 #pragma unroll
-        for (int chunk = 0; chunk < kAhead; ++chunk) end_interval();
+        for (int chunk = 0; chunk < kAhead; ++chunk) {
+            if constexpr (kRowCopies)
+                if (chunk == kAhead - 1) cp_async_wait<kStages - 2>();
+            end_interval();
+        }
         Output output(*this, warp());
         int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
-            cp_async_wait<kStages - 2>();
-            sync_warp();  // all lanes' copies are there, and all lanes have read the slot that is filled next
+            if constexpr (!kRowCopies) {
+                cp_async_wait<kStages - 2>();
+                sync_warp();  // all lanes' copies are there, and all lanes have read the slot that is filled next
+            }
             copy(chunk + kStages - 1);
             Sums y = {};
             consume(chunk, slot, state, y);
             output.write(y, nonfinite);
             slot = next(slot);
+            if constexpr (kRowCopies) cp_async_wait<kStages - 2>();  // copies for the next chunk
             end_interval();
         }
         each_of_state([&](int tile, int i, i64 place, bool used) {

@@ -115,14 +115,14 @@ class Tf32Producer {
     static constexpr DecayForm kForm = Config::kForm;
     static constexpr bool kSplit = Config::kSplit;
     static constexpr int kWarps = Config::kRowWarps, kStages = Config::kStages;
-    using Copier = TileCopier<T, Config::kVec>;
-    using CopierW = TileCopier<W, Config::kVec>;
+    static constexpr bool kRowCopies = Config::kRowCopies;
+    using Tile = TileCopier<T, Config::kVec>;
+    using TileW = TileCopier<W, Config::kVec>;
     using InputTile = SwizzledTile<T, 16>;
     using Half = HalfOperands<T>;
     using Ops = Tf32Operands<kSplit>;
     // Where k, a, b and w lie after r.
-    static constexpr int kOfK = Copier::kElements, kOfA = 2 * kOfK, kOfB = 3 * kOfK, kOfW = 4 * kOfK;
-    static constexpr int kInputs = kOfW + CopierW::kElements;  // 16-bit values, a tile of keys
+    static constexpr int kOfK = Tile::kElements, kOfA = 2 * kOfK, kOfB = 3 * kOfK, kOfW = 4 * kOfK;
     static constexpr int kFragments = ceil_div(4, kWarps);     // of a warp
     static_assert(kStages == 2 || kStages == 4, "slots are found by the low bits of a chunk's number");
     static_assert((kWarps & (kWarps - 1)) == 0, "the inverses of chunks go around the warps");
@@ -130,7 +130,10 @@ class Tf32Producer {
 public:
     using Buffers = Tf32Buffers<Config::kK, kWarps>;
     static constexpr int kTiles = Buffers::kTiles, kPerWarp = ceil_div(kTiles, kWarps);
-    static constexpr int kBytes = Buffers::kBytes + 2 * kWarps * kPerWarp * kStages * kInputs;
+    // 16-bit values of a tile of keys, and of a warp. WholeRowCopier asks for the shifts.
+    static constexpr int kInputs = kOfW + TileW::kElements + (kRowCopies ? 16 * kWarps : 0);
+    static constexpr int kWarpInputs = kPerWarp * kStages * kInputs + (kRowCopies ? 16 : 0);
+    static constexpr int kBytes = Buffers::kBytes + 2 * kWarps * kWarpInputs;
 
     KGEN_DEVICE Tf32Producer(const Buffers& buffers, int warp, i64 steps, const StepPointer<T>& r,
                              const StepPointer<T>& k, const StepPointer<T>& a,
@@ -138,13 +141,12 @@ public:
         : buffers_(buffers),
           warp_(warp),
           steps_(steps),
-          inputs_(reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 +
-                  warp * kPerWarp * kStages * kInputs),
-          r_(r, 16 * warp),
-          k_(k, 16 * warp),
-          a_(a, 16 * warp),
-          b_(b, 16 * warp),
-          w_(w, 16 * warp) {
+          inputs_(reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 + warp * kWarpInputs),
+          r_(copier(r, warp)),
+          k_(copier(k, warp)),
+          a_(copier(a, warp)),
+          b_(copier(b, warp)),
+          w_(copier(w, warp)) {
         for (int i = kWarpSize * warp + lane_id(); i < Buffers::kSlots * 3 * Buffers::kSquare;
              i += kWarpSize * kWarps)
             buffers_.scores(0, 0)[i] = 0.0f;
@@ -156,12 +158,23 @@ public:
                     place_of(warp + n * kWarps, x) | place_of(warp + n * kWarps, 2 + x) << 16;
 #pragma unroll
         for (int chunk = 0; chunk < kStages - 1; ++chunk) copy(chunk);
+        if constexpr (kRowCopies) {
+            await_inputs();
+            named_barrier_sync(2, kWarpSize * kWarps);
+        }
+    }
+
+    // Where warps copy for each other, at the end of an interval: the thread's copies for the next put_rows are there.
+    KGEN_DEVICE void await_inputs() const {
+        if constexpr (kRowCopies) cp_async_wait<kStages - 2>();
     }
 
     // Rows and decays of a chunk, and what the warp's keys add to its scores. Chunks from 0 on, each once.
     KGEN_DEVICE void put_rows(int chunk, int slot) {
-        cp_async_wait<kStages - 2>();
-        sync_warp();  // the inputs of the chunk are there, and all lanes have read those of the one before
+        if constexpr (!kRowCopies) {
+            cp_async_wait<kStages - 2>();
+            sync_warp();  // the inputs of the chunk are there, and all lanes have read those of the one before
+        }
         copy(chunk + kStages - 1);
         if (kTiles < kWarps && warp_ >= kTiles) return;
         Scores sums = {};
@@ -227,6 +240,18 @@ private:
         return inputs_ + ((chunk & (kStages - 1)) * kPerWarp + n) * kInputs;
     }
 
+    template <class Element>
+    using CopierOf = Select<kRowCopies, WholeRowCopier<Element, Config::kVec, kWarps, kPerWarp, kWarpInputs, kInputs>,
+                            TileCopier<Element, Config::kVec>>;
+    template <class Element>
+    static KGEN_DEVICE CopierOf<Element> copier(const StepPointer<Element>& rows, int warp) {
+        if constexpr (kRowCopies) {
+            return {rows, 0, 0, kWarpSize * warp + lane_id()};
+        } else {
+            return {rows, 16 * warp};
+        }
+    }
+
     // How many steps of a chunk exist.
     KGEN_DEVICE int left_of(int chunk) const {
         return static_cast<int>(max(min(steps_ - i64{chunk} * 16, i64{16}), i64{0}));
@@ -235,15 +260,24 @@ private:
     // Starts the copies of a chunk's inputs; one group.
     KGEN_DEVICE void copy(int chunk) {
         const int left = left_of(chunk);
+        if constexpr (kRowCopies) {
+            u16* to = inputs_of(chunk, 0) - warp_ * kWarpInputs;
+            r_.start(to, left, Config::kK);
+            k_.start(to + kOfK, left, Config::kK);
+            a_.start(to + kOfA, left, Config::kK);
+            b_.start(to + kOfB, left, Config::kK);
+            w_.start(to + kOfW, left, Config::kK);
+        } else {
 #pragma unroll
-        for (int n = 0; n < kPerWarp; ++n) {
-            const int first = 16 * n * kWarps, width = Config::kK - 16 * warp_ - first;
-            u16* to = inputs_of(chunk, n);
-            r_.start(to, left, width, first);
-            k_.start(to + kOfK, left, width, first);
-            a_.start(to + kOfA, left, width, first);
-            b_.start(to + kOfB, left, width, first);
-            w_.start(to + kOfW, left, width, first);
+            for (int n = 0; n < kPerWarp; ++n) {
+                const int first = 16 * n * kWarps, width = Config::kK - 16 * warp_ - first;
+                u16* to = inputs_of(chunk, n);
+                r_.start(to, left, width, first);
+                k_.start(to + kOfK, left, width, first);
+                a_.start(to + kOfA, left, width, first);
+                b_.start(to + kOfB, left, width, first);
+                w_.start(to + kOfW, left, width, first);
+            }
         }
         cp_async_commit();
         r_.advance();
@@ -257,12 +291,12 @@ private:
     static KGEN_DEVICE void read(Quad (&quads)[2], const u16* tile) {
 #pragma unroll
         for (int which = 0; which < 2; ++which)
-            quads[which] = *reinterpret_cast<const Quad*>(tile + Copier::place(step(which), key()));
+            quads[which] = *reinterpret_cast<const Quad*>(tile + Tile::place(step(which), key()));
     }
     static KGEN_DEVICE void read_decays(Factors& decay, const u16* tiles, int left) {
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            const u16* from = tiles + CopierW::place(step(which), key());
+            const u16* from = tiles + TileW::place(step(which), key());
             Vec<float, 4> w;
             if constexpr (sizeof(W) == 2) {
                 const Quad words = *reinterpret_cast<const Quad*>(from);
@@ -503,8 +537,8 @@ private:
     int warp_;
     i64 steps_;
     u16* inputs_;
-    Copier r_, k_, a_, b_;
-    CopierW w_;
+    CopierOf<T> r_, k_, a_, b_;
+    CopierOf<W> w_;
     u32 places_[kFragments][2];  // place_of an element of r, and << 16 of the same one of a
 };
 

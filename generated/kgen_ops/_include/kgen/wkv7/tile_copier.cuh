@@ -3,7 +3,8 @@
 // Layout: a tile of 16 x 16 16-bit values (SwizzledTile<T, 16>); of a tensor of fp32 two, with columns 0 to 7 and 8 to
 // 15, whose words are two neighbours in a row. What lies beyond the last step or column is zero.
 //
-// Synchronisation: the caller commits, waits, and calls sync_warp before the warp reads the tile.
+// Synchronisation: the caller commits, waits, and calls sync_warp before the warp reads the tile. The warps of a
+// WholeRowCopier copy for each other: there a barrier of all of them has to follow the wait.
 #pragma once
 
 #include "kgen/chunked/swizzled_tile.cuh"
@@ -67,6 +68,56 @@ private:
 
     const T* next_;
     i64 stride_;
+};
+
+// The same tiles, whole rows of the tensor at a time: by Warps warps with PerWarp tiles each, tile t of a row being
+// number t / Warps of warp t % Warps.
+//
+// A warp's copy of 16 bytes per lane takes as many cycles of shared memory as it reads lines of 128 bytes: 16 where
+// it copies two pieces of every row, 4 where it copies rows of 64 elements of 16 bits. So that the pieces of a row go to
+// different banks, tiles of neighbouring warps have to lie 32 bytes further on than a multiple of 128.
+//
+// WarpStride, TileStride: 16-bit values from a warp's first tile to the next warp's, and between tiles of a warp.
+template <class T, int Vec, int Warps, int PerWarp, int WarpStride, int TileStride, Direction D = Direction::forward>
+class WholeRowCopier {
+    static constexpr int kVec = min(Vec, 16 / static_cast<int>(sizeof(T)));
+    static constexpr int kColumns = 16 * Warps * PerWarp, kPerRow = kColumns / kVec, kThreads = kWarpSize * Warps;
+    static constexpr int kCopies = 16 * kPerRow / kThreads;  // of a thread
+    static constexpr int kUnrolled = kCopies <= 2 ? kCopies : 1;
+
+public:
+    // `rank`: the thread's among those of all warps. Columns are counted from `column` on, steps from `begin` on.
+    KGEN_DEVICE WholeRowCopier(const StepPointer<T>& rows, int column, i64 begin, int rank)
+        : next_(rows.first + (begin + step(rank)) * rows.stride + column + WholeRowCopier::column(rank)),
+          stride_(rows.stride),
+          rank_(rank) {}
+
+    // Starts the copies of the next 16 steps. `left` steps and `width` columns exist.
+    KGEN_DEVICE void start(u16* tiles, int left, int width) const {
+#pragma unroll kUnrolled
+        for (int n = 0; n < kCopies; ++n) {
+            const int i = rank_ + n * kThreads, at = step(i), first = column(i), tile = first / 16;
+            const bool there = at < left && first < width;
+            const T* from = next_;
+            if (n > 0 && there) from += (at - step(rank_)) * stride_ + (first - column(rank_));
+            u16* to = tiles + tile % Warps * WarpStride + tile / Warps * TileStride +
+                      TileCopier<T, Vec>::place(at, first % 16);
+            if constexpr (sizeof(T) * kVec >= 4) {
+                cp_async_or_zero<sizeof(T) * kVec>(to, from, there);
+            } else {
+                *to = there ? bit_cast<u16>(*from) : u16{0};
+            }
+        }
+    }
+    KGEN_DEVICE void advance() { next_ += (D == Direction::forward ? 16 : -16) * stride_; }
+
+private:
+    static KGEN_DEVICE int step(int i) { return i / kPerRow; }
+    static KGEN_DEVICE int column(int i) { return i % kPerRow * kVec; }
+
+    const T* next_;
+    i64 stride_;
+    int rank_;
 };
 
 }  // namespace kgen::wkv7
