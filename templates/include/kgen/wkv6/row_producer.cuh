@@ -31,13 +31,14 @@
 //     float bonus[kRow]                   u
 //     float step_decay[kRow, or 0]        d of all steps, with one decay per head; with Powers [16][kRow + 16], its
 //                                         powers 0 to 15 (power_place)
-//     bf16 r, k and W w [Warps][Stages][kPerPart]: copies of the inputs of a part (part_copier.cuh)
+//     bf16 r, k and W w [Warps][Stages][kPerPart]: copies of the inputs of a part (part_copier.cuh); with RowCopies
+//                                         [Warps][2][kTiles], of a chunk (row_copier.cuh)
 //
 // Rows beyond the last step are zero. Decays there are not 1, but nothing reads a state after them.
 //
 // Synchronisation: the caller ends each interval by a block barrier. Chunk n is read in the Warps-th interval after
 // that of its first part, so there are Warps + 1 slots. The constructor has a barrier of the producers (2). A warp
-// copies its inputs itself, Stages - 1 parts ahead.
+// copies its inputs itself, Stages - 1 parts ahead, or with RowCopies one of its chunks ahead.
 //
 // Precision: rows are rounded to bf16 once, but late rows of blocks of 8 and 16 steps have two terms for scores, and so
 // do rows R for products with the state if RTerms is 2. Scores are summed in fp32 and stored in two terms; the bonus is
@@ -49,10 +50,21 @@
 #include "kgen/primitives/block.cuh"
 #include "kgen/primitives/split_bf16.cuh"
 #include "kgen/wkv6/part_copier.cuh"
+#include "kgen/wkv6/row_copier.cuh"
 
 namespace kgen::wkv6 {
 
 enum Row { kRowR, kRowK, kRowRLow };
+
+// The copier of a tensor's rows, whole ones to tiles Pitch apart, or parts of them if Pitch is 0.
+template <class T, int CopyVec, int Keys, int Pitch>
+struct InputCopier {
+    using Type = RowCopier<T, Keys, Pitch>;
+};
+template <class T, int CopyVec, int Keys>
+struct InputCopier<T, CopyVec, Keys, 0> {
+    using Type = PartCopier<T, CopyVec>;
+};
 
 // The tiles in shared memory. Keys: of a head; Warps: producers; Powers: whether there is a table of powers; RTerms: of
 // rows R, 1 or 2.
@@ -98,9 +110,9 @@ private:
 // `warp` is the caller's number among Warps. W, U: dtypes of w and u; PerStep: whether w has a row per step, else one
 // per head; CopyVec: elements per copy; Stages: parts of inputs in shared memory, one of them in use; Powers: factors
 // from a table, with one decay per head; FixedParts: the caller unrolls the parts of a chunk, so that the addresses of
-// inputs and tiles of keys are constants; RTerms: bf16 terms of rows R.
+// inputs and tiles of keys are constants; RTerms: bf16 terms of rows R; RowCopies: copies are of whole rows.
 template <class W, class U, DecayForm Form, bool PerStep, int Keys, int Warps, int CopyVec, int Stages,
-          bool Powers = false, bool FixedParts = false, int RTerms = 1>
+          bool Powers = false, bool FixedParts = false, int RTerms = 1, bool RowCopies = false>
 class RowProducer {
     static_assert(!(PerStep && Powers), "decays of steps are not powers of one");
     static_assert(!FixedParts || Warps % Stages == 0, "a part has the same stage in all chunks");
@@ -108,18 +120,21 @@ class RowProducer {
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
     using Half = HalfOperands<bf16>;
-    using Copier = PartCopier<bf16, CopyVec>;
-    using CopierW = PartCopier<W, CopyVec>;
     using Tile = wkv7::TileCopier<bf16, CopyVec>;
     using TileW = wkv7::TileCopier<W, CopyVec>;
+    using RowTileW = RowTile16<W>;
     // Where k and w lie after r.
-    static constexpr int kOfK = Copier::kElements, kOfW = 2 * kOfK;
+    static constexpr int kOfK = Tile::kElements, kOfW = 2 * kOfK;
     static_assert(Stages == 2 || Stages == 4, "stages are found by the low bits of a part's number");
+    static_assert(!RowCopies || CopyVec == 8, "whole rows are copied in pieces of 16 bytes");
 
 public:
     static constexpr int kTiles = ceil_div(Keys, 16), kPerPart = ceil_div(kTiles, Warps);
-    static constexpr int kInputs = kOfW + (PerStep ? CopierW::kElements : 0);  // 16-bit values, a tile of keys
-    static constexpr int kBytes = Buffers::kBytes + 2 * Warps * Stages * kPerPart * kInputs;
+    // 16-bit values, a tile of keys; tiles of a warp.
+    static constexpr int kInputs = kOfW + (!PerStep ? 0 : RowCopies ? RowTileW::kElements : TileW::kElements) +
+                                   (RowCopies ? RowTileW::kSkew : 0);
+    static constexpr int kInputTiles = RowCopies ? 2 * kTiles : Stages * kPerPart;
+    static constexpr int kBytes = Buffers::kBytes + 2 * Warps * kInputTiles * kInputs;
 
     KGEN_DEVICE RowProducer(const Buffers& buffers, int warp, i64 steps, const StepPointer<bf16>& r,
                             const StepPointer<bf16>& k, const StepPointer<W>& w, const U* u)
@@ -128,15 +143,17 @@ public:
           chunk_(warp),
           steps_(steps),
           inputs_(reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 +
-                  warp * Stages * kPerPart * kInputs),
+                  warp * kInputTiles * kInputs),
           r_(from_chunk(r, warp)),
           k_(from_chunk(k, warp)),
           w_(from_chunk(w, warp)) {
-        begin_copies(warp);
+        if constexpr (!RowCopies) begin_copies(warp);
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             places_[which] = opaque(Tile::place(step(which), key()));
-            if constexpr (PerStep) places_w_[which] = opaque(TileW::place(step(which), key()));
+            if constexpr (PerStep)
+                places_w_[which] = opaque(RowCopies ? RowTileW::base(key()) + RowTileW::place(step(which), key())
+                                                    : TileW::place(step(which), key()));
             places_of_rows_[which] = opaque(RowTile::offset(step(which), key() / 8) + key() % 8);
         }
         if constexpr (Powers) {
@@ -149,8 +166,12 @@ public:
             for (int which = 0; which < 2; ++which)
                 places_of_powers_[3 + which] = opaque(Buffers::power_place(step(which)) + key());
         }
+        if constexpr (RowCopies) {
+            copy_rows(inputs_, warp);
+        } else {
 #pragma unroll
-        for (int part = 0; part < Stages - 1; ++part) copy(part);
+            for (int part = 0; part < Stages - 1; ++part) copy(part);
+        }
         fill(warp, w.first, u);
 #pragma unroll
         for (int x = 0; x < 2; ++x) {
@@ -167,17 +188,28 @@ public:
     // Part 0 to Warps - 1 of the warp's chunk, in consecutive intervals. Behind the last one the warp has its next
     // chunk, Warps chunks later.
     KGEN_DEVICE void put_part(int part) {
-        cp_async_wait<Stages - 2>();
-        sync_warp();  // the inputs of the part are there, and all lanes have read those of the one before
-        copy(part + Stages - 1);
+        if constexpr (!RowCopies) {
+            cp_async_wait<Stages - 2>();
+            sync_warp();  // the inputs of the part are there, and all lanes have read those of the one before
+            copy(part + Stages - 1);
+        } else if (part == 0) {
+            cp_async_wait<0>();
+            sync_warp();  // the inputs of the chunk are there, and all lanes have read those of the one before
+            copy_rows(inputs_ + to_next_, chunk_ + Warps);
+        }
 #pragma unroll 1
         for (int n = 0; n < kPerPart; ++n) {
             const int tile = part * kPerPart + n;
             if (kTiles % (Warps * kPerPart) != 0 && tile >= kTiles) break;
-            put_tile(tile, inputs_of(FixedParts ? part : part_) + n * kInputs);
+            put_tile(tile, RowCopies ? inputs_ + tile * kInputs
+                                     : inputs_of(FixedParts ? part : part_) + n * kInputs);
         }
-        if constexpr (!FixedParts) ++part_;
+        if constexpr (!FixedParts && !RowCopies) ++part_;
         if (part == Warps - 1) {
+            if constexpr (RowCopies) {
+                inputs_ += to_next_;
+                to_next_ = -to_next_;
+            }
             put_scores();
             chunk_ += Warps;
             slot_ = slot_ == 0 ? Warps : slot_ - 1;  // (slot + Warps) % (Warps + 1)
@@ -185,6 +217,8 @@ public:
     }
 
 private:
+    using Copier = typename InputCopier<bf16, CopyVec, Keys, RowCopies ? kInputs : 0>::Type;
+    using CopierW = typename InputCopier<W, CopyVec, Keys, RowCopies ? kInputs : 0>::Type;
     using Quad = Vec<u32, 2>;     // bf16 of four keys
     using Floats = float[2][4];  // of the two steps, by key
 
@@ -260,6 +294,16 @@ private:
         if (++copied_part_ < Warps) return;
         begin_copies(copied_chunk_ + Warps);
         advance(-kColumns * Warps, 16 * Warps);
+    }
+
+    // Starts the copies of the inputs of the warp's next chunk; one group.
+    KGEN_DEVICE void copy_rows(u16* to, int chunk) {
+        const int left = static_cast<int>(max(min(steps_ - i64{chunk} * 16, i64{16}), i64{0}));
+        r_.start(to, left);
+        k_.start(to + kOfK, left);
+        if constexpr (PerStep) w_.start(to + kOfW, left);
+        cp_async_commit();
+        advance(0, 16 * Warps);
     }
 
     KGEN_DEVICE void start_copies(u16* to, int part, int first) const {
@@ -519,6 +563,7 @@ private:
     float own_[2] = {};                                   // sums of r u k of the lane's steps
     i64 steps_;
     u16* inputs_;
+    int to_next_ = kTiles * kInputs;  // from the inputs of the warp's chunk to those of its next one; with RowCopies
     Copier r_, k_;
     CopierW w_;
     int places_of_powers_[5];  // of levels 1 to 3, and of the lane's steps

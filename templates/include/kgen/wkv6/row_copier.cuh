@@ -1,0 +1,84 @@
+// Asynchronous copies of whole rows of 16 steps, to tiles of 16 columns, in pieces of 16 bytes.
+//
+// A warp's copies from one line of global memory, 128 bytes, to different banks take one cycle of shared memory. Pieces
+// of 16 rows take 16 cycles, in whatever order they lie; whole rows of 128 bytes take 4 for the same bytes.
+//
+// Layout: tiles as in kgen/wkv7/tile_copier.cuh, Pitch apart. Tiles of fp32 have 64 bytes between their two halves.
+//
+// Bank conflicts: none in a row of 128 bytes, as four neighbouring tiles or halves begin at different quarters of the
+// banks; and none where a warp reads four columns of fp32 of rows i and i + 2.
+//
+// Synchronisation: the caller commits, waits, and then calls a barrier of the warps that copied before they read.
+#pragma once
+
+#include "kgen/wkv7/tile_copier.cuh"
+
+namespace kgen::wkv6 {
+
+// Tiles of a tensor of T whose rows are copied as a whole.
+template <class T>
+struct RowTile16 {
+    using Tile = SwizzledTile<bf16, 16>;
+    static constexpr int kHalves = static_cast<int>(sizeof(T)) / 2;  // 16-bit values of an element
+    static constexpr int kPart = Tile::kElements + 32;               // from one half of a tile of fp32 to the other
+    static constexpr int kElements = kHalves == 1 ? Tile::kElements : kPart + Tile::kElements;
+    static constexpr int kSkew = 16;  // to add to a multiple of 64 from tile to tile
+
+    // The 16-bit value at which an element begins is base(column) + place(step, column).
+    static KGEN_DEVICE int base(int column) { return column * kHalves / 16 * kPart; }
+    static KGEN_DEVICE int place(int step, int column) {
+        const int half = column * kHalves;
+        return Tile::offset(step, half % 16 / 8) + half % 8;
+    }
+};
+
+// By Warps warps. Columns: of a row; Pitch: from tile to tile, in 16-bit values.
+template <class T, int Columns, int Pitch, int Warps = 1>
+class RowCopier {
+    using Tiles = RowTile16<T>;
+    static constexpr int kVec = 16 / static_cast<int>(sizeof(T)), kPieces = ceil_div(Columns, 16) * (16 / kVec);
+    static constexpr int kThreads = Warps * kWarpSize;
+    static_assert(kPieces <= 32, "a row is copied at once");
+    static_assert(Pitch % 64 == 16 || Pitch % 64 == 48, "rows of four tiles must lie on different banks");
+
+    // Lanes that share a row, 2 to 32.
+    static constexpr int kLanes = kPieces <= 2 ? 2 : kPieces <= 4 ? 4 : kPieces <= 8 ? 8 : kPieces <= 16 ? 16 : 32;
+    static constexpr int kRows = min(kThreads / kLanes, 16), kCopies = 16 / kRows;
+    // From one copy of a lane to the next, in steps. Neighbouring rows are 4 steps apart, which lie side by side.
+    static constexpr int kDistance = kRows >= 4 ? kRows / 4 : kRows;
+
+public:
+    // rank: of the thread among those of the warps. `width` columns exist.
+    KGEN_DEVICE explicit RowCopier(const StepPointer<T>& rows, int rank = lane_id(), int width = Columns)
+        : next_(rows.first + step_of(rank / kLanes) * rows.stride + rank % kLanes * kVec), stride_(rows.stride) {
+        const int column = rank % kLanes * kVec, step = step_of(rank / kLanes);
+        place_ = Tiles::place(step, column % 16);
+        base_ = column / 16 * Pitch + Tiles::base(column % 16);
+        first_ = column < width ? step : 16;
+        used_ = (kPieces == kLanes || column < kPieces * kVec) && (kThreads <= 16 * kLanes || rank < 16 * kLanes);
+    }
+
+    // Starts the copies of the next 16 steps, of which `left` exist.
+    KGEN_DEVICE void start(u16* tiles, int left) const {
+        if (!used_) return;
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) {
+            const int steps = i * kDistance;  // no bit of it is set in the lane's first step
+            cp_async_or_zero<16>(tiles + base_ + (place_ ^ Tiles::Tile::offset(steps, 0)), next_ + steps * stride_,
+                                 first_ + steps < left);
+        }
+    }
+
+    KGEN_DEVICE void advance(int columns, int steps) { next_ += columns + steps * stride_; }
+
+private:
+    static KGEN_DEVICE int step_of(int row) { return kRows >= 4 ? row % 4 * 4 + row / 4 : row; }
+
+    const T* next_;
+    i64 stride_;
+    int place_, base_;
+    int first_;  // the lane's first step, or 16 if its columns do not exist
+    bool used_;  // whether the lane has a part of the rows
+};
+
+}  // namespace kgen::wkv6
