@@ -50,10 +50,9 @@ struct SpecializedLoop {
     static constexpr int kWarps = Config::kWarps, kRowWarps = Config::kRowWarps;
     static constexpr int kThreads = kWarpSize * (kWarps + kRowWarps), kColumns = 16 * kWarps;
     static constexpr int kTiles = Producer::kTiles, kStages = Config::kStages;
-    // 16-bit values from one consumer's ring to the next.
-    static constexpr int kRing = kStages * Copier::kElements + (Config::kRowCopies ? RowTile16<bf16>::kSkew : 0);
+    static constexpr int kSkew = Config::kRowCopies ? RowTile16<bf16>::kSkew : 0;  // after a consumer's ring
     static constexpr int kSmemBytes =
-        max(Producer::kBytes + 2 * kWarps * kRing,
+        max(Producer::kBytes + 2 * kWarps * (kStages * Copier::kElements + kSkew),
             step_by_step_bytes(Config::kK, kColumns));
     using State = float[2 * kTiles][4];
     using Sums = float[2][4];
@@ -96,11 +95,11 @@ private:
     static KGEN_DEVICE Buffers buffers() { return {dynamic_smem<bf16>()}; }
     // The warp's value features of a chunk.
     static KGEN_DEVICE u16* values(int chunk) {
-        return ring(chunk) + warp() * kRing;
+        return values_of(warp(), chunk);
     }
-    // Those of the first consumer.
-    static KGEN_DEVICE u16* ring(int chunk) {
-        return dynamic_smem<u16>() + Producer::kBytes / 2 + (chunk & (kStages - 1)) * Copier::kElements;
+    static KGEN_DEVICE u16* values_of(int consumer, int chunk) {
+        u16* first = dynamic_smem<u16>() + Producer::kBytes / 2 + (Config::kRowCopies ? consumer * kSkew : 0);
+        return first + (consumer * kStages + (chunk & (kStages - 1))) * Copier::kElements;
     }
     template <class T>
     static KGEN_DEVICE StepPointer<T> pointer(const StepRows<const T>& steps) {
@@ -149,13 +148,13 @@ private:
         load_state(first, state);
         auto copier = value_copier();
         const auto copy = [&](int chunk) {
-            const int left = static_cast<int>(max(min(rows.end - i64{chunk} * 16, i64{16}), i64{0}));
+            const i64 left = max(min(rows.end - i64{chunk} * 16, i64{16}), i64{0});
             if constexpr (Config::kRowCopies) {
-                copier.start(ring(chunk), left);
+                copier.start(values_of(0, chunk), static_cast<int>(left));
                 cp_async_commit();
                 copier.advance(0, 16);
             } else {
-                copier.start(values(chunk), left, rows.values - 16 * warp());
+                copier.start(values(chunk), static_cast<int>(left), rows.values - 16 * warp());
                 cp_async_commit();
                 copier.advance();
             }
@@ -185,7 +184,7 @@ private:
 
     KGEN_DEVICE auto value_copier() const {
         if constexpr (Config::kRowCopies) {
-            return RowCopier<bf16, kColumns, kRing, kWarps>(pointer(rows.v), thread_rank(), rows.values);
+            return RowCopier<bf16, kColumns, kStages * Copier::kElements + kSkew, kWarps>(pointer(rows.v), thread_rank(), rows.values);
         } else {
             return Copier(pointer(rows.v), 16 * warp());
         }
