@@ -11,6 +11,7 @@
 // Synchronisation: the caller commits, waits, and then calls a barrier of the warps that copied before they read.
 #pragma once
 
+#include "kgen/primitives/registers.cuh"
 #include "kgen/wkv7/tile_copier.cuh"
 
 namespace kgen::wkv6 {
@@ -32,6 +33,17 @@ struct RowTile16 {
     }
 };
 
+// Steps in chunks of 16, without 64-bit arithmetic in a loop.
+class ChunkLengths {
+    int full_, last_;  // chunks of 16 steps, and steps of the one behind them
+
+public:
+    KGEN_DEVICE explicit ChunkLengths(i64 steps)
+        : full_(opaque(static_cast<int>(steps / 16))), last_(opaque(static_cast<int>(steps % 16))) {}
+
+    KGEN_DEVICE int of(int chunk) const { return chunk < full_ ? 16 : chunk == full_ ? last_ : 0; }
+};
+
 // By Warps warps. Columns: of a row; Pitch: from tile to tile, in 16-bit values.
 template <class T, int Columns, int Pitch, int Warps = 1>
 class RowCopier {
@@ -43,11 +55,13 @@ class RowCopier {
 
     // Lanes that share a row, 2 to 32.
     static constexpr int kLanes = kPieces <= 2 ? 2 : kPieces <= 4 ? 4 : kPieces <= 8 ? 8 : kPieces <= 16 ? 16 : 32;
-    static constexpr int kRows = min(kThreads / kLanes, 16), kCopies = 16 / kRows;
+    static constexpr int kRows = min(kThreads / kLanes, 16);
     // From one copy of a lane to the next, in steps. Neighbouring rows are 4 steps apart, which lie side by side.
     static constexpr int kDistance = kRows >= 4 ? kRows / 4 : kRows;
 
 public:
+    static constexpr int kCopies = 16 / kRows;  // of a lane
+
     // rank: of the thread among those of the warps. `width` columns exist.
     KGEN_DEVICE explicit RowCopier(const StepPointer<T>& rows, int rank = lane_id(), int width = Columns)
         : next_(rows.first + step_of(rank / kLanes) * rows.stride + rank % kLanes * kVec), stride_(rows.stride) {
@@ -58,15 +72,24 @@ public:
         used_ = (kPieces == kLanes || column < kPieces * kVec) && (kThreads <= 16 * kLanes || rank < 16 * kLanes);
     }
 
-    // Starts the copies of the next 16 steps, of which `left` exist.
-    KGEN_DEVICE void start(u16* tiles, int left) const {
+    // To which 16-bit values of the tiles the lane copies.
+    KGEN_DEVICE void find(int (&places)[kCopies]) const {
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i)  // no bit of kDistance * i is set in the lane's first step
+            places[i] = opaque(base_ + (place_ ^ Tiles::Tile::offset(kDistance * i, 0)));
+    }
+
+    // Starts the copies of the next 16 steps, of which `left` exist; places: see find().
+    KGEN_DEVICE void start(u16* tiles, const int (&places)[kCopies], int left) const {
         if (!used_) return;
 #pragma unroll
-        for (int i = 0; i < kCopies; ++i) {
-            const int steps = i * kDistance;  // no bit of it is set in the lane's first step
-            cp_async_or_zero<16>(tiles + base_ + (place_ ^ Tiles::Tile::offset(steps, 0)), next_ + steps * stride_,
-                                 first_ + steps < left);
-        }
+        for (int i = 0; i < kCopies; ++i)
+            cp_async_or_zero<16>(tiles + places[i], next_ + kDistance * i * stride_, first_ + kDistance * i < left);
+    }
+    KGEN_DEVICE void start(u16* tiles, int left) const {
+        int places[kCopies];
+        find(places);
+        start(tiles, places, left);
     }
 
     KGEN_DEVICE void advance(int columns, int steps) { next_ += columns + steps * stride_; }

@@ -142,6 +142,7 @@ public:
           slot_(warp),
           chunk_(warp),
           steps_(steps),
+          lengths_(steps),
           inputs_(reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 +
                   warp * kInputTiles * kInputs),
           r_(from_chunk(r, warp)),
@@ -151,9 +152,10 @@ public:
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             places_[which] = opaque(Tile::place(step(which), key()));
-            if constexpr (PerStep)
-                places_w_[which] = opaque(RowCopies ? RowTileW::base(key()) + RowTileW::place(step(which), key())
-                                                    : TileW::place(step(which), key()));
+            if constexpr (PerStep && RowCopies)
+                places_w_[which] = sizeof(W) == 2 ? places_[which]
+                                                  : opaque(RowTileW::base(key()) + RowTileW::place(step(which), key()));
+            if constexpr (PerStep && !RowCopies) places_w_[which] = opaque(TileW::place(step(which), key()));
             places_of_rows_[which] = opaque(RowTile::offset(step(which), key() / 8) + key() % 8);
         }
         if constexpr (Powers) {
@@ -298,10 +300,13 @@ private:
 
     // Starts the copies of the inputs of the warp's next chunk; one group.
     KGEN_DEVICE void copy_rows(u16* to, int chunk) {
-        const int left = static_cast<int>(max(min(steps_ - i64{chunk} * 16, i64{16}), i64{0}));
-        r_.start(to, left);
-        k_.start(to + kOfK, left);
-        if constexpr (PerStep) w_.start(to + kOfW, left);
+        const int left = lengths_.of(chunk);
+        int places[Copier::kCopies];
+        r_.find(places);
+        r_.start(to, places, left);
+        k_.start(to + kOfK, places, left);
+        if constexpr (PerStep && sizeof(W) == 2) w_.start(to + kOfW, places, left);
+        if constexpr (PerStep && sizeof(W) > 2) w_.start(to + kOfW, left);
         cp_async_commit();
         advance(0, 16 * Warps);
     }
@@ -563,6 +568,7 @@ private:
     float own_[2] = {};                                   // sums of r u k of the lane's steps
     i64 steps_;
     u16* inputs_;
+    ChunkLengths lengths_;
     int to_next_ = kTiles * kInputs;  // from the inputs of the warp's chunk to those of its next one; with RowCopies
     Copier r_, k_;
     CopierW w_;

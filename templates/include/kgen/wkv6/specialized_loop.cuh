@@ -147,13 +147,14 @@ private:
         State state;
         load_state(first, state);
         auto copier = value_copier();
+        const ChunkLengths lengths(rows.end);
         const auto copy = [&](int chunk) {
-            const i64 left = max(min(rows.end - i64{chunk} * 16, i64{16}), i64{0});
             if constexpr (Config::kRowCopies) {
-                copier.start(values_of(0, chunk), static_cast<int>(left));
+                copier.start(values_of(0, chunk), lengths.of(chunk));
                 cp_async_commit();
                 copier.advance(0, 16);
             } else {
+                const i64 left = max(min(rows.end - i64{chunk} * 16, i64{16}), i64{0});
                 copier.start(values(chunk), static_cast<int>(left), rows.values - 16 * warp());
                 cp_async_commit();
                 copier.advance();
