@@ -74,10 +74,9 @@ public:
 
     // To which 16-bit values of the tiles the lane copies.
     KGEN_DEVICE void find(int (&places)[kCopies]) const {
-        const int place = opaque(place_), base = opaque(base_);  // else their sums take registers through a loop
 #pragma unroll
         for (int i = 0; i < kCopies; ++i)  // no bit of kDistance * i is set in the lane's first step
-            places[i] = opaque(base + (place ^ Tiles::Tile::offset(kDistance * i, 0)));
+            places[i] = opaque(base_ + (place_ ^ Tiles::Tile::offset(kDistance * i, 0)));
     }
 
     // Starts the copies of the next 16 steps, of which `left` exist; places: see find().
