@@ -17,7 +17,8 @@
 //     float gradient[kWarps][kFragments][32][4]   G, as accumulators: keys by value features
 //     of each group:
 //         u16 inputs[2][kWarps][kInputs][16][16]  r, k and w of a warp's keys; later gradients of r, k and w
-//         u16 values[2][2][kBlocks][16][16]       v and gy
+//         u16 values[2][2][kBlocks][16][16]       v and gy; with kRowCopies 32 bytes after each tile, and after the
+//                                                 inputs of each warp
 //         bf16 rounded[kWarps][kTerms][kBlocks][16][16]    G by key
 //         bf16 keys[kWarps][16][16]               K by key and slot
 //         float scores[kWarps][5][32]             of the warp's keys
@@ -37,7 +38,8 @@
 // that or S before the segment is not finite, the block also computes its segment again.
 //
 // A Config has W (16 bits) and U; kForm; kPerStep: whether w has a row per step; kK, kV; kGroups; kVec: elements per
-// copy; kTerms: bf16 terms of G as an operand, and of rows for scores; kSegments: of T.
+// copy; kTerms: bf16 terms of G as an operand, and of rows for scores; kSegments: of T; kRowCopies: warps of a group copy
+// whole rows for each other, and write whole rows of gr, gk and gw (row_copier.cuh).
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -46,6 +48,7 @@
 #include "kgen/wkv/tensors.cuh"
 #include "kgen/wkv/state_tile.cuh"
 #include "kgen/wkv6/gradient_lane.cuh"
+#include "kgen/wkv6/row_copier.cuh"
 #include "kgen/wkv6/segment_start.cuh"
 #include "kgen/wkv7/decay.cuh"
 #include "kgen/wkv7/tile_copier.cuh"
@@ -101,8 +104,10 @@ public:
     static constexpr int kThreads = kGroups * kGroupThreads;
 
 private:
-    static constexpr int kInputsOf = kWarps * kInputs * kTile;  // 16-bit values of a chunk
-    static constexpr int kStage = kInputsOf + 2 * kBlocks * kTile;
+    // 16-bit values from a warp's inputs to those of the next one, from 16 value features to the next ones, of a chunk.
+    static constexpr int kSkew = Config::kRowCopies ? RowTile16<bf16>::kSkew : 0;
+    static constexpr int kWarpInputs = kInputs * kTile + kSkew, kValueTile = kTile + kSkew;
+    static constexpr int kInputsOf = kWarps * kWarpInputs, kStage = kInputsOf + 2 * kBlocks * kValueTile;
     static constexpr int kRounded = kWarps * kTerms * kBlocks * kTile, kKeys = kWarps * kTile;
     static constexpr int kScores = 5 * kWarpSize;
     static constexpr int kStateHalves = 2 * kWarps * kBlocks * kWarpSize * 4;
@@ -110,6 +115,10 @@ private:
     static constexpr int kGroupHalves =
         2 * kStage + kRounded + kKeys + 2 * kWarps * (kScores + kSlopes) + kStateHalves;
     static constexpr int kGradient = kWarps * kFragments * kWarpSize * 4;
+
+    using KeyCopier = RowCopier<bf16, kK, kWarpInputs, kWarps>;
+    using KeyCopierW = RowCopier<W, kK, kWarpInputs, kWarps>;
+    using ValueCopier = RowCopier<bf16, kV, kValueTile, kWarps>;
 
 public:
     static constexpr int kBytes = 4 * kGradient + 2 * kGroups * kGroupHalves;
@@ -174,10 +183,10 @@ private:
             return dynamic_smem<u16>() + 2 * kGradient + group * kGroupHalves;
         }
         KGEN_DEVICE u16* inputs(int stage) const {
-            return halves() + stage * kStage + warp * kInputs * kTile;
+            return halves() + stage * kStage + warp * kWarpInputs;
         }
         KGEN_DEVICE u16* values(int stage, int which) const {
-            return halves() + stage * kStage + kInputsOf + which * kBlocks * kTile;
+            return halves() + stage * kStage + kInputsOf + which * kBlocks * kValueTile;
         }
         KGEN_DEVICE bf16* rounded(int of_warp) const {
             return reinterpret_cast<bf16*>(halves() + 2 * kStage + of_warp * kTerms * kBlocks * kTile);
@@ -222,8 +231,35 @@ private:
             cp_async_commit();
         }
 
+        // Starts the copies of a chunk's rows, by all warps of the group.
+        KGEN_DEVICE void copy_rows(int chunk, int stage) const {
+            if (chunk >= 0) {
+                const Head& x = of.x;
+                const int there = left(chunk), rank = warp * kWarpSize + lane_id();
+                u16* to = inputs(stage) - warp * kWarpInputs;
+                int keys_at[KeyCopier::kCopies], values_at[ValueCopier::kCopies];
+                const auto rows_from = [&](const StepPointer<bf16>& rows) {
+                    return StepPointer<bf16>{rows.first + i64{chunk} * 16 * rows.stride, rows.stride};
+                };
+                const KeyCopier r(rows_from(x.r), rank);
+                r.find(keys_at);
+                r.start(to, keys_at, there);
+                KeyCopier(rows_from(x.k), rank).start(to + kTile, keys_at, there);
+                if constexpr (kPerStep) {
+                    const StepPointer<W> w{x.w.first + i64{chunk} * 16 * x.w.stride, x.w.stride};
+                    KeyCopierW(w, rank).start(to + 2 * kTile, keys_at, there);
+                }
+                const ValueCopier v(rows_from(x.v), rank);
+                v.find(values_at);
+                v.start(values(stage, 0), values_at, there);
+                ValueCopier(rows_from(x.gy), rank).start(values(stage, 1), values_at, there);
+            }
+            cp_async_commit();
+        }
+
         // Starts the copies of a chunk's rows.
         KGEN_DEVICE void copy(int chunk, int stage) const {
+            if constexpr (Config::kRowCopies) return copy_rows(chunk, stage);
             if (chunk >= 0) {
                 const Head& x = of.x;
                 const int there = left(chunk), key = 16 * warp;
@@ -236,8 +272,8 @@ private:
                 for (int n = 0; n < ceil_div(kBlocks, kWarps); ++n) {
                     const int block = warp + n * kWarps;
                     if (kBlocks % kWarps != 0 && block >= kBlocks) break;
-                    Copier(x.v, 16 * block, first).start(values(stage, 0) + block * kTile, there, kV - 16 * block);
-                    Copier(x.gy, 16 * block, first).start(values(stage, 1) + block * kTile, there, kV - 16 * block);
+                    Copier(x.v, 16 * block, first).start(values(stage, 0) + block * kValueTile, there, kV - 16 * block);
+                    Copier(x.gy, 16 * block, first).start(values(stage, 1) + block * kValueTile, there, kV - 16 * block);
                 }
             }
             cp_async_commit();
@@ -348,8 +384,8 @@ private:
                     *reinterpret_cast<u32*>(tile + term * kBlocks * kTile + key_word(i % 2, i / 2)) = terms[i][term];
             // 1. Rows of gy and v by slots; operands B of values by slots.
             u32 gy[4], v[4];
-            ldmatrix<4>(gy, values(stage, 1) + n * kTile + pairs_);
-            ldmatrix<4>(v, values(stage, 0) + n * kTile + pairs_);
+            ldmatrix<4>(gy, values(stage, 1) + n * kValueTile + pairs_);
+            ldmatrix<4>(v, values(stage, 0) + n * kValueTile + pairs_);
             const auto own = *reinterpret_cast<const Vec<u32, 4>*>(state() + n * kWarpSize * 4);
             const u32 s[4] = {own[0], own[1], own[2], own[3]};
 #pragma unroll
@@ -363,7 +399,7 @@ private:
                 }
             }
             // 2. The new G.
-            ldmatrix<4, true>(gy, values(stage, 1) + n * kTile + slots_);
+            ldmatrix<4, true>(gy, values(stage, 1) + n * kValueTile + slots_);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -407,10 +443,10 @@ private:
 #pragma unroll
             for (int block = 0; block < kBlocks; ++block) {
                 u32 gy[4], v[4], of_gy[4], of_v[4];  // operands A, and two operands B each
-                ldmatrix<4>(gy, values(stage, 1) + block * kTile + slots_);
-                ldmatrix<4>(v, values(stage, 0) + block * kTile + slots_);
-                ldmatrix<4>(of_gy, values(stage, 1) + block * kTile + pairs_);
-                ldmatrix<4>(of_v, values(stage, 0) + block * kTile + pairs_);
+                ldmatrix<4>(gy, values(stage, 1) + block * kValueTile + slots_);
+                ldmatrix<4>(v, values(stage, 0) + block * kValueTile + slots_);
+                ldmatrix<4>(of_gy, values(stage, 1) + block * kValueTile + pairs_);
+                ldmatrix<4>(of_v, values(stage, 0) + block * kValueTile + pairs_);
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     mma_m16n8k16<bf16>(n[half], gy, {of_v[2 * half], of_v[2 * half + 1]});
@@ -444,7 +480,19 @@ private:
                 }
         }
         template <class T>
+        KGEN_DEVICE void write_rows(const StepRows<T>& to, int chunk, const u16* tile) const {
+            const int steps = left(chunk), rank = warp * kWarpSize + lane_id();
+#pragma unroll
+            for (int n = 0; n < KeyCopier::kCopies; ++n) {
+                const int step = KeyCopier::step_at(rank, n), column = KeyCopier::column_at(rank);
+                if (!KeyCopier::is_used(rank) || step >= steps || column >= kK) continue;
+                store_vec(to.at(i64{chunk} * 16 + step) + column,
+                          *reinterpret_cast<const Vec<T, 8>*>(tile - warp * kWarpInputs + KeyCopier::place_at(rank, n)));
+            }
+        }
+        template <class T>
         KGEN_DEVICE void write(const StepRows<T>& to, int chunk, const u16* tile) const {
+            if constexpr (Config::kRowCopies) return write_rows(to, chunk, tile);
             constexpr int kVec = Config::kVec, kPerRow = 16 / kVec;
             const int steps = left(chunk), key = 16 * warp;
 #pragma unroll
@@ -478,7 +526,7 @@ private:
                 if (kBlocks % kWarps != 0 && block >= kBlocks) break;
                 float gv[2][4] = {};
                 u32 gy[4];
-                ldmatrix<4, true>(gy, values(stage, 1) + block * kTile + slots_);
+                ldmatrix<4, true>(gy, values(stage, 1) + block * kValueTile + slots_);
 #pragma unroll
                 for (int term = kScoreTerms - 1; term >= 0; --term)
 #pragma unroll

@@ -64,12 +64,25 @@ public:
 
     // rank: of the thread among those of the warps. `width` columns exist.
     KGEN_DEVICE explicit RowCopier(const StepPointer<T>& rows, int rank = lane_id(), int width = Columns)
-        : next_(rows.first + step_of(rank / kLanes) * rows.stride + rank % kLanes * kVec), stride_(rows.stride) {
-        const int column = rank % kLanes * kVec, step = step_of(rank / kLanes);
-        place_ = Tiles::place(step, column % 16);
-        base_ = column / 16 * Pitch + Tiles::base(column % 16);
-        first_ = column < width ? step : 16;
-        used_ = (kPieces == kLanes || column < kPieces * kVec) && (kThreads <= 16 * kLanes || rank < 16 * kLanes);
+        : next_(rows.first + step_at(rank) * rows.stride + column_at(rank)),
+          stride_(rows.stride),
+          place_(Tiles::place(step_at(rank), column_at(rank) % 16)),
+          base_(base_at(rank)),
+          first_(column_at(rank) < width ? step_at(rank) : 16),
+          used_(is_used(rank)) {}
+
+    // Of copy i of a thread: its step, its columns, which may lie behind the row, and the 16-bit value of the tiles.
+    static KGEN_DEVICE int step_at(int rank, int i = 0) {
+        const int row = rank / kLanes;
+        return (kRows >= 4 ? row % 4 * 4 + row / 4 : row) + kDistance * i;
+    }
+    static KGEN_DEVICE int column_at(int rank) { return rank % kLanes * kVec; }
+    static KGEN_DEVICE int place_at(int rank, int i) {
+        return base_at(rank) + Tiles::place(step_at(rank, i), column_at(rank) % 16);
+    }
+    // Whether the thread has a part of the rows.
+    static KGEN_DEVICE bool is_used(int rank) {
+        return (kPieces == kLanes || rank % kLanes < kPieces) && (kThreads <= 16 * kLanes || rank < 16 * kLanes);
     }
 
     // To which 16-bit values of the tiles the lane copies.
@@ -95,13 +108,15 @@ public:
     KGEN_DEVICE void advance(int columns, int steps) { next_ += columns + steps * stride_; }
 
 private:
-    static KGEN_DEVICE int step_of(int row) { return kRows >= 4 ? row % 4 * 4 + row / 4 : row; }
+    static KGEN_DEVICE int base_at(int rank) {
+        return column_at(rank) / 16 * Pitch + Tiles::base(column_at(rank) % 16);
+    }
 
     const T* next_;
     i64 stride_;
     int place_, base_;
     int first_;  // the lane's first step, or 16 if its columns do not exist
-    bool used_;  // whether the lane has a part of the rows
+    bool used_;
 };
 
 }  // namespace kgen::wkv6
