@@ -55,7 +55,8 @@ class RowCopier {
 
     // Lanes that share a row, 2 to 32.
     static constexpr int kLanes = kPieces <= 2 ? 2 : kPieces <= 4 ? 4 : kPieces <= 8 ? 8 : kPieces <= 16 ? 16 : 32;
-    static constexpr int kRows = min(kThreads / kLanes, 16);
+    static constexpr int kRoom = kThreads / kLanes;
+    static constexpr int kRows = kRoom >= 16 ? 16 : kRoom >= 8 ? 8 : kRoom >= 4 ? 4 : kRoom >= 2 ? 2 : 1;
     // From one copy of a lane to the next, in steps. Neighbouring rows are 4 steps apart, which lie side by side.
     static constexpr int kDistance = kRows >= 4 ? kRows / 4 : kRows;
 
@@ -82,7 +83,8 @@ public:
     }
     // Whether the thread has a part of the rows.
     static KGEN_DEVICE bool is_used(int rank) {
-        return (kPieces == kLanes || rank % kLanes < kPieces) && (kThreads <= 16 * kLanes || rank < 16 * kLanes);
+        constexpr int kUsed = kRows * kLanes;
+        return (kPieces == kLanes || rank % kLanes < kPieces) && (kThreads == kUsed || rank < kUsed);
     }
 
     // To which 16-bit values of the tiles the lane copies.
