@@ -32,7 +32,7 @@
 //     float step_decay[kRow, or 0]        d of all steps, with one decay per head; with Powers [16][kRow + 16], its
 //                                         powers 0 to 15 (power_place)
 //     bf16 r, k and W w [Warps][Stages][kPerPart]: copies of the inputs of a part (part_copier.cuh); with RowCopies
-//                                         [Warps][2][kTiles], of a chunk (row_copier.cuh)
+//                                         W w, bf16 r, k [Warps][2][16][kRow], of a chunk (row_copier.cuh)
 //
 // Rows beyond the last step are zero. Decays there are not 1, but nothing reads a state after them.
 //
@@ -56,13 +56,13 @@ namespace kgen::wkv6 {
 
 enum Row { kRowR, kRowK, kRowRLow };
 
-// The copier of a tensor's rows, whole ones to tiles Pitch apart, or parts of them if Pitch is 0.
-template <class T, int CopyVec, int Keys, int Pitch>
+// The copier of a tensor's rows, whole ones or parts of them.
+template <class T, int CopyVec, int Keys, bool RowCopies>
 struct InputCopier {
-    using Type = RowCopier<T, Keys, Pitch>;
+    using Type = RowCopier<T, Keys>;
 };
 template <class T, int CopyVec, int Keys>
-struct InputCopier<T, CopyVec, Keys, 0> {
+struct InputCopier<T, CopyVec, Keys, false> {
     using Type = PartCopier<T, CopyVec>;
 };
 
@@ -122,18 +122,20 @@ class RowProducer {
     using Half = HalfOperands<bf16>;
     using Tile = wkv7::TileCopier<bf16, CopyVec>;
     using TileW = wkv7::TileCopier<W, CopyVec>;
-    using RowTileW = RowTile16<W>;
+    using RowInput = InputTile<bf16, Keys>;
+    using RowInputW = InputTile<W, Keys>;
     // Where k and w lie after r.
-    static constexpr int kOfK = Tile::kElements, kOfW = 2 * kOfK;
+    static constexpr int kOfK = RowCopies ? RowInput::kElements : Tile::kElements, kOfW = 2 * kOfK;
     static_assert(Stages == 2 || Stages == 4, "stages are found by the low bits of a part's number");
+    static_assert(RowInput::kElements == RowTile::kElements, "places of inputs are those of rows");
     static_assert(!RowCopies || CopyVec == 8, "whole rows are copied in pieces of 16 bytes");
 
 public:
     static constexpr int kTiles = ceil_div(Keys, 16), kPerPart = ceil_div(kTiles, Warps);
-    // 16-bit values, a tile of keys; tiles of a warp.
-    static constexpr int kInputs = kOfW + (!PerStep ? 0 : RowCopies ? RowTileW::kElements : TileW::kElements) +
-                                   (RowCopies ? RowTileW::kSkew : 0);
-    static constexpr int kInputTiles = RowCopies ? 2 * kTiles : Stages * kPerPart;
+    // 16-bit values of a tile of keys, or of all keys; how many a warp has.
+    static constexpr int kInputs =
+        kOfW + (!PerStep ? 0 : RowCopies ? RowInputW::kElements : TileW::kElements);
+    static constexpr int kInputTiles = RowCopies ? 2 : Stages * kPerPart;
     static constexpr int kBytes = Buffers::kBytes + 2 * Warps * kInputTiles * kInputs;
 
     KGEN_DEVICE RowProducer(const Buffers& buffers, int warp, i64 steps, const StepPointer<bf16>& r,
@@ -151,11 +153,10 @@ public:
         if constexpr (!RowCopies) begin_copies(warp);
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            places_[which] = opaque(Tile::place(step(which), key()));
-            if constexpr (PerStep && RowCopies)
-                places_w_[which] = sizeof(W) == 2 ? places_[which]
-                                                  : opaque(RowTileW::base(key()) + RowTileW::place(step(which), key()));
+            if constexpr (!RowCopies) places_[which] = opaque(Tile::place(step(which), key()));
             if constexpr (PerStep && !RowCopies) places_w_[which] = opaque(TileW::place(step(which), key()));
+            if constexpr (PerStep && RowCopies && sizeof(W) > 2)
+                places_w_[which] = opaque(RowInputW::place(step(which), key()));
             places_of_rows_[which] = opaque(RowTile::offset(step(which), key() / 8) + key() % 8);
         }
         if constexpr (Powers) {
@@ -203,7 +204,7 @@ public:
         for (int n = 0; n < kPerPart; ++n) {
             const int tile = part * kPerPart + n;
             if (kTiles % (Warps * kPerPart) != 0 && tile >= kTiles) break;
-            put_tile(tile, RowCopies ? inputs_ + tile * kInputs
+            put_tile(tile, RowCopies ? inputs_
                                      : inputs_of(FixedParts ? part : part_) + n * kInputs);
         }
         if constexpr (!FixedParts && !RowCopies) ++part_;
@@ -219,8 +220,8 @@ public:
     }
 
 private:
-    using Copier = typename InputCopier<bf16, CopyVec, Keys, RowCopies ? kInputs : 0>::Type;
-    using CopierW = typename InputCopier<W, CopyVec, Keys, RowCopies ? kInputs : 0>::Type;
+    using Copier = typename InputCopier<bf16, CopyVec, Keys, RowCopies>::Type;
+    using CopierW = typename InputCopier<W, CopyVec, Keys, RowCopies>::Type;
     using Quad = Vec<u32, 2>;     // bf16 of four keys
     using Floats = float[2][4];  // of the two steps, by key
 
@@ -330,10 +331,10 @@ private:
     }
 
     // Four keys of the lane's two steps.
-    KGEN_DEVICE void read(Quad (&quads)[2], const u16* tile) const {
+    KGEN_DEVICE void read(Quad (&quads)[2], const u16* inputs, const int (&places)[2]) const {
 #pragma unroll
         for (int which = 0; which < 2; ++which)
-            quads[which] = *reinterpret_cast<const Quad*>(tile + places_[which]);
+            quads[which] = *reinterpret_cast<const Quad*>(inputs + places[which]);
     }
     static KGEN_DEVICE Vec<float, 4> unpack(const Quad& words) {
         const f32x2 low = unpack2<bf16>(words[0]), high = unpack2<bf16>(words[1]);
@@ -344,18 +345,18 @@ private:
     }
 
     // The decays of the lane's steps and keys.
-    KGEN_DEVICE void read_decays(Floats& decay, const u16* tiles, int tile) const {
+    KGEN_DEVICE void read_decays(Floats& decay, const u16* tiles, const int (&places)[2], int tile) const {
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             Vec<float, 4> d;
             if constexpr (!PerStep) {
                 d = *reinterpret_cast<const Vec<float, 4>*>(buffers_.step_decay() + 16 * tile + key());
             } else if constexpr (sizeof(W) == 2) {
-                const Quad words = *reinterpret_cast<const Quad*>(tiles + places_w_[which]);
+                const Quad words = *reinterpret_cast<const Quad*>(tiles + places[which]);
                 const f32x2 low = unpack2<W>(words[0]), high = unpack2<W>(words[1]);
                 d = {{low.x, low.y, high.x, high.y}};
             } else {
-                d = *reinterpret_cast<const Vec<float, 4>*>(tiles + places_w_[which]);
+                d = *reinterpret_cast<const Vec<float, 4>*>(tiles + places[which]);
             }
 #pragma unroll
             for (int x = 0; x < 4; ++x)
@@ -453,10 +454,20 @@ private:
 
     KGEN_DEVICE void put_tile(int tile, const u16* inputs) {
         Quad copied_r[2], copied_k[2];
+        // With RowCopies of tile `tile` in rows. Opaque, or places of all tiles take registers through the loop.
+        int places[2], places_w[2];
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            places[which] = RowCopies ? RowTile::beside(opaque(places_of_rows_[which]), tile) : places_[which];
+            if constexpr (PerStep)
+                places_w[which] = !RowCopies       ? places_w_[which]
+                                  : sizeof(W) == 2 ? places[which]
+                                                   : RowInputW::beside(opaque(places_w_[which]), tile);
+        }
         Floats r, k, all;
-        read(copied_r, inputs);
-        read(copied_k, inputs + kOfK);
-        if constexpr (!Powers) read_decays(all, inputs + kOfW, tile);
+        read(copied_r, inputs, places);
+        read(copied_k, inputs + kOfK, places);
+        if constexpr (!Powers) read_decays(all, inputs + kOfW, places_w, tile);
         const auto bonus =
             *reinterpret_cast<const Vec<float, 4>*>(buffers_.bonus() + 16 * tile + key());
 #pragma unroll
@@ -510,7 +521,7 @@ private:
         bf16* rows = buffers_.rows(slot_, 0);
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            bf16* place = rows + RowTile::beside(places_of_rows_[which], tile);
+            bf16* place = rows + (RowCopies ? places[which] : RowTile::beside(places_of_rows_[which], tile));
             const Quad high = pack(r[which]);
             *reinterpret_cast<Quad*>(place + kRowR * RowTile::kElements) = high;
             if constexpr (RTerms == 2)
@@ -569,7 +580,7 @@ private:
     i64 steps_;
     u16* inputs_;
     ChunkLengths lengths_;
-    int to_next_ = kTiles * kInputs;  // from the inputs of the warp's chunk to those of its next one; with RowCopies
+    int to_next_ = kInputs;  // from the inputs of the warp's chunk to those of its next one; with RowCopies
     Copier r_, k_;
     CopierW w_;
     int places_of_powers_[5];  // of levels 1 to 3, and of the lane's steps

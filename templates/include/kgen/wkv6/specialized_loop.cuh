@@ -13,8 +13,8 @@
 //
 // Layout: S and y are transposed accumulators, whose rows are value features, so that S is operand A as it is.
 //
-// Shared memory: that of the producers; bf16 v[kWarps][kStages][16][16], a ring of chunks for each consumer warp, with
-// kRowCopies 32 bytes after each.
+// Shared memory: that of the producers; bf16 v[kWarps][kStages][16][16], a ring of chunks for each consumer warp, or
+// with kRowCopies v[kStages][16][16 kWarps, 64 or 128], one for all.
 //
 // Synchronisation: one block barrier per chunk. Between two barriers consumers read chunk n, and each producer writes a
 // part of one of the chunks n + 1 to n + kRowWarps. The inputs come by cp.async, kStages - 1 chunks or parts ahead, to
@@ -50,9 +50,10 @@ struct SpecializedLoop {
     static constexpr int kWarps = Config::kWarps, kRowWarps = Config::kRowWarps;
     static constexpr int kThreads = kWarpSize * (kWarps + kRowWarps), kColumns = 16 * kWarps;
     static constexpr int kTiles = Producer::kTiles, kStages = Config::kStages;
-    static constexpr int kSkew = Config::kRowCopies ? RowTile16<bf16>::kSkew : 0;  // after a consumer's ring
+    using ValueTile = InputTile<bf16, kColumns>;
+    static constexpr int kRing = Config::kRowCopies ? ValueTile::kElements : kWarps * Copier::kElements;
     static constexpr int kSmemBytes =
-        max(Producer::kBytes + 2 * kWarps * (kStages * Copier::kElements + kSkew),
+        max(Producer::kBytes + 2 * kStages * kRing,
             step_by_step_bytes(Config::kK, kColumns));
     using State = float[2 * kTiles][4];
     using Sums = float[2][4];
@@ -95,11 +96,12 @@ private:
     static KGEN_DEVICE Buffers buffers() { return {dynamic_smem<bf16>()}; }
     // The warp's value features of a chunk.
     static KGEN_DEVICE u16* values(int chunk) {
-        return values_of(warp(), chunk);
+        return dynamic_smem<u16>() + Producer::kBytes / 2 +
+               (warp() * kStages + (chunk & (kStages - 1))) * Copier::kElements;
     }
-    static KGEN_DEVICE u16* values_of(int consumer, int chunk) {
-        u16* first = dynamic_smem<u16>() + Producer::kBytes / 2 + (Config::kRowCopies ? consumer * kSkew : 0);
-        return first + (consumer * kStages + (chunk & (kStages - 1))) * Copier::kElements;
+    // Those of all consumers, with kRowCopies.
+    static KGEN_DEVICE u16* value_rows(int chunk) {
+        return dynamic_smem<u16>() + Producer::kBytes / 2 + (chunk & (kStages - 1)) * ValueTile::kElements;
     }
     template <class T>
     static KGEN_DEVICE StepPointer<T> pointer(const StepRows<const T>& steps) {
@@ -150,7 +152,7 @@ private:
         const ChunkLengths lengths(rows.end);
         const auto copy = [&](int chunk) {
             if constexpr (Config::kRowCopies) {
-                copier.start(values_of(0, chunk), lengths.of(chunk));
+                copier.start(value_rows(chunk), lengths.of(chunk));
                 cp_async_commit();
                 copier.advance(0, 16);
             } else {
@@ -185,7 +187,7 @@ private:
 
     KGEN_DEVICE auto value_copier() const {
         if constexpr (Config::kRowCopies) {
-            return RowCopier<bf16, kColumns, kStages * Copier::kElements + kSkew, kWarps>(pointer(rows.v), thread_rank(), rows.values);
+            return RowCopier<bf16, kColumns, kWarps>(pointer(rows.v), thread_rank(), rows.values);
         } else {
             return Copier(pointer(rows.v), 16 * warp());
         }
@@ -231,10 +233,18 @@ private:
             }
     }
 
+    static KGEN_DEVICE Half::A values_of(int chunk) {
+        if constexpr (Config::kRowCopies) {
+            return ValueTile::Tile::a_columns(reinterpret_cast<const bf16*>(value_rows(chunk)), warp());
+        } else {
+            return ScoreTile::a_columns(reinterpret_cast<const bf16*>(values(chunk)));
+        }
+    }
+
     static KGEN_DEVICE void consume(int chunk, int slot, State& state, Sums& y) {
         const Buffers from = buffers();
         // 1. y: what the chunk's steps read of each other, then of the state, small terms first.
-        const Half::A v = ScoreTile::a_columns(reinterpret_cast<const bf16*>(values(chunk)));
+        const Half::A v = values_of(chunk);
 #pragma unroll
         for (int term = 1; term >= 0; --term) {
             Half::B scores[2];
