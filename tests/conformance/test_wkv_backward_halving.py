@@ -57,6 +57,23 @@ def test_segments(
     demand("chunk_halving_segments", operator, text, groups, copy_bytes, terms, segments=segments)
 
 
+@pytest.mark.parametrize(
+    ("operator", "text", "groups", "copy_bytes", "terms"), [c for c in CASES if c[3] == 16]
+)
+def test_row_copies(operator: str, text: str, groups: int, copy_bytes: int, terms: int) -> None:
+    demand("chunk_halving", operator, text, groups, copy_bytes, terms, row_copies=True)
+
+
+@pytest.mark.parametrize(
+    ("operator", "text", "groups", "copy_bytes", "terms", "segments"), (SEGMENTS[0], SEGMENTS[7])
+)
+def test_row_copies_of_segments(
+    operator: str, text: str, groups: int, copy_bytes: int, terms: int, segments: int
+) -> None:
+    more = {"segments": segments, "row_copies": True}
+    demand("chunk_halving_segments", operator, text, groups, copy_bytes, terms, **more)
+
+
 @pytest.mark.parametrize("name", ["k", "gy", "gfinal_state"])
 def test_an_inf_reaches_other_segments(name: str) -> None:
     """0 * Inf is NaN: a segment's product of decays may be 0 where no decay of a step is."""

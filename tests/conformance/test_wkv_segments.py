@@ -58,3 +58,12 @@ def test_lean_producers(
 ) -> None:
     powers = text.startswith("wkv5")
     demand(text, segments, warps, stages, state_stages, vec, fixed_parts=True, powers=powers)
+
+
+@pytest.mark.parametrize(
+    ("text", "segments", "warps", "stages", "state_stages", "vec"), (CASES[0], CASES[5], CASES[7])
+)
+def test_row_copies(
+    text: str, segments: int, warps: tuple[int, int], stages: int, state_stages: int, vec: int
+) -> None:
+    demand(text, segments, warps, stages, state_stages, vec, row_copies=True, fixed_parts=False)

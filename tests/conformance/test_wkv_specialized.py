@@ -54,6 +54,20 @@ TERMS = (
     ("wkv5", "B=1,H=2,T=69,K=64,V=32,dtype=bf16,decay_form=log", (2, 4), (1, 1)),
 )  # fmt: skip
 
+# With copies of whole rows: consumers and producers; stages; fixed_parts and powers.
+ROWS = (
+    ("wkv6", "B=1,H=2,T=69,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=raw", (4, 4), 4, (1, 0)),
+    ("wkv6", "B=1,H=2,T=69,K=64,V=40,dtype=bf16,decay_form=log", (4, 4), 2, (0, 0)),
+    ("wkv6", f"B=1,N=4,H=1,T=90,K=48,V=32,dtype=bf16,decay_form=raw,{BOTH}", (2, 2), 4, (0, 0)),
+    ("wkv6", f"B=1,H=1,T=37,K=128,V=16,dtype=bf16,decay_form=raw,{BEFORE}", (1, 4), 2, (1, 0)),
+    ("wkv6", "B=2,H=1,T=35,K=24,V=88,dtype=bf16,w_dtype=bf16,decay_form=log", (8, 2), 2, (1, 0)),
+    ("wkv6", "B=1,H=1,T=33,K=8,V=24,dtype=bf16,decay_form=decay", (1, 4), 2, (0, 0)),
+    ("wkv6", "B=2,H=1,T=1,K=16,V=16,dtype=bf16,decay_form=raw", (1, 2), 2, (1, 0)),
+    ("wkv5", "B=1,H=2,T=69,K=64,V=32,dtype=bf16,decay_form=log", (2, 4), 4, (1, 1)),
+    ("wkv5", f"B=1,N=3,H=2,T=90,K=80,V=16,dtype=bf16,decay_form=raw,{BOTH}", (1, 2), 2, (0, 0)),
+    ("wkv6", "B=1,H=1,T=37,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=log", (4, 1), 4, (0, 0)),
+)  # fmt: skip
+
 
 def demand(
     operator: str, text: str, warps: tuple[int, int], stages: int, vec: int, **more: Value
@@ -78,6 +92,14 @@ def test_lean_producers(
 def test_two_terms(operator: str, text: str, warps: tuple[int, int], lean: tuple[int, int]) -> None:
     more = {"fixed_parts": bool(lean[0]), "powers": bool(lean[1])}
     demand(operator, text, warps, 2, 8, r_terms=2, **more)
+
+
+@pytest.mark.parametrize(("operator", "text", "warps", "stages", "lean"), ROWS)
+def test_row_copies(
+    operator: str, text: str, warps: tuple[int, int], stages: int, lean: tuple[int, int]
+) -> None:
+    more = {"fixed_parts": bool(lean[0]), "powers": bool(lean[1])}
+    demand(operator, text, warps, stages, 8, row_copies=True, **more)
 
 
 @pytest.mark.parametrize(("operator", "text", "warps", "stages", "vec"), CASES)
