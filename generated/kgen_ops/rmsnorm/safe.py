@@ -200,76 +200,16 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none"),
-        kernel="a0a7d38ed7ff",
-        config="naive(threads=256)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp32", "none", "fp32", "fp32"),
-        kernel="b77b52da28c8",
-        config="naive(threads=256)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "none", "fp32"),
-        kernel="56c1ff14670c",
-        config="naive(threads=256)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp16", "fp16", "none"),
-        kernel="9938e69965ef",
-        config="naive(threads=256)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "fp32"),
-        kernel="7505be650267",
-        config="naive(threads=256)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp16", "none", "fp16", "none"),
-        kernel="0f68c0bb0909",
-        config="naive(threads=256)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "none", "fp32"),
-        kernel="5a9b79831091",
-        config="naive(threads=256)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "bf16", "none"),
-        kernel="c45bb08160f1",
-        config="naive(threads=256)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "fp32"),
-        kernel="1bf893f8a97f",
-        config="naive(threads=256)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("bf16", "none", "none", "none"),
-        kernel="b693144af495",
-        config="naive(threads=256)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "none", "bf16", "none"),
-        kernel="d0443b2bdb11",
-        config="naive(threads=256)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("fp32", "fp32", "none", "fp32"),
         kernel="d0bc34bb0b63",
         config="naive(threads=256)",
         bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none"),
+        kernel="a0a7d38ed7ff",
+        config="naive(threads=256)",
+        bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32"),
@@ -296,10 +236,28 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
+        dtypes=("fp32", "none", "fp32", "fp32"),
+        kernel="b77b52da28c8",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
         dtypes=("fp16", "fp16", "none", "none"),
         kernel="1549432e0cd7",
         config="naive(threads=256)",
         bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32"),
+        kernel="56c1ff14670c",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none"),
+        kernel="9938e69965ef",
+        config="naive(threads=256)",
+        bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp16", "fp16", "fp32"),
@@ -326,6 +284,12 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32"),
+        kernel="7505be650267",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
         dtypes=("fp16", "none", "none", "none"),
         kernel="f0b3335b1c70",
         config="naive(threads=256)",
@@ -338,6 +302,12 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
+        dtypes=("fp16", "none", "fp16", "none"),
+        kernel="0f68c0bb0909",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
         dtypes=("fp16", "none", "fp16", "fp32"),
         kernel="5d5b56777232",
         config="naive(threads=256)",
@@ -348,6 +318,18 @@ FORWARD = (
         kernel="37ee4b2c9522",
         config="naive(threads=256)",
         bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32"),
+        kernel="5a9b79831091",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none"),
+        kernel="c45bb08160f1",
+        config="naive(threads=256)",
+        bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "bf16", "bf16", "fp32"),
@@ -374,10 +356,28 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32"),
+        kernel="1bf893f8a97f",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "none", "none", "none"),
+        kernel="b693144af495",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
         dtypes=("bf16", "none", "none", "fp32"),
         kernel="a122d4fa660a",
         config="naive(threads=256)",
         bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "none", "bf16", "none"),
+        kernel="d0443b2bdb11",
+        config="naive(threads=256)",
+        bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "none", "bf16", "fp32"),

@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "ce59fdb8629340c634529da46d37bd87"
+HEADERS = "974a568455ac7f9d528bdb26157a2709"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -990,9 +990,7 @@ FORWARD = (
         ),
         first=(
             (4, 4, 2, 8, 2, 1, 1, 8, 8, 1),
-            (4, 4, 2, 8, 1, 0, 0, 10, 8, 1),
             (4, 4, 2, 8, 2, 0, 0, 8, 8, 1),
-            (4, 4, 2, 8, 2, 0, 0, 4, 8, 1),
         ),
         named=FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED,
         is_safe=False,
@@ -1057,6 +1055,7 @@ FORWARD = (
             lambda call: (
                 call.decay_form == 'clamp' or call.initial_state_itemsize == 0 or (not call.on_gpu)
             ),
+            lambda call: call.quotients or call.decay_form != 'clamp' or (not call.on_gpu),
             lambda call: 2 * call.loop_blocks <= call.sm_count or not call.on_gpu,
             lambda call: (
                 call.loop_blocks * call.segments <= call.min_blocks * call.sm_count or not
@@ -1097,7 +1096,6 @@ FORWARD = (
         first=(
             (4, 4, 2, 8, 2, 1),
             (4, 4, 4, 8, 1, 0),
-            (4, 4, 2, 8, 1, 0),
         ),
         named=FORWARD_WARP_SPECIALIZED_TF32_NAMED,
         is_safe=False,
@@ -1155,6 +1153,10 @@ FORWARD = (
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
             lambda call: call.column_blocks > call.sm_count or call.min_blocks == 1,
+            lambda call: (
+                call.decay_form != 'clamp' or call.dtype != 'bf16' or call.final_state_itemsize > 0
+                or (call.K <= 32) or (not call.on_gpu)
+            ),
         ),
         bind=forward_warp_specialized_tf32,
     ),
@@ -1174,11 +1176,8 @@ FORWARD = (
         ),
         first=(
             (8, 8, 2, 8, 1, 0, 1),
-            (4, 4, 4, 8, 2, 0, 0),
             (4, 4, 2, 8, 2, 0, 1),
             (4, 4, 2, 8, 2, 1, 0),
-            (4, 2, 4, 8, 2, 0, 0),
-            (4, 4, 2, 8, 1, 0, 0),
         ),
         named=FORWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
@@ -1240,6 +1239,7 @@ FORWARD = (
             lambda call: (
                 call.decay_form == 'clamp' or call.initial_state_itemsize == 0 or (not call.on_gpu)
             ),
+            lambda call: call.quotients or call.decay_form != 'clamp' or (not call.on_gpu),
         ),
         bind=forward_warp_specialized,
     ),
@@ -1463,7 +1463,8 @@ BACKWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
     "most_row_warps": lambda call: (
-        12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
+        12 if call.chunk == 16 and call.V <= 64 and (call.compute_capability < 120) and (not
+        call.precise) else 8
     ),
     "spare_registers": lambda call: (
         48 if call.compute_capability >= 120 else 0 if call.quotients and (not call.consumer_scores)
@@ -1521,7 +1522,8 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
     "most_row_warps": lambda call: (
-        12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
+        12 if call.chunk == 16 and call.V <= 64 and (call.compute_capability < 120) and (not
+        call.precise) else 8
     ),
     "few_heads": lambda call: (
         call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
@@ -1561,7 +1563,8 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
     "most_row_warps": lambda call: (
-        12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
+        12 if call.chunk == 16 and call.V <= 64 and (call.compute_capability < 120) and (not
+        call.precise) else 8
     ),
     "few_heads": lambda call: (
         call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
@@ -1597,7 +1600,8 @@ BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
     "other_registers": lambda call: 64,
     "on_gpu": lambda call: call.compute_capability > 0,
     "most_row_warps": lambda call: (
-        12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
+        12 if call.chunk == 16 and call.V <= 64 and (call.compute_capability < 120) and (not
+        call.precise) else 8
     ),
     "few_heads": lambda call: (
         call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
@@ -1776,10 +1780,17 @@ BACKWARD = (
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
             lambda call: (
+                call.row_chunks > 1 or call.chunk == 32 or call.vec < 8 or (call.T < 512) or (not
+                call.on_gpu)
+            ),
+            lambda call: (
                 call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=
                 call.smem_per_sm
             ),
-            lambda call: call.chunk == 16 or call.quotients,
+            lambda call: (
+                call.quotients if call.chunk == 32 else call.decay_form != 'clamp' or min(call.K,
+                call.V) < 64 or call.T < 32 or (not call.on_gpu)
+            ),
             lambda call: 2 * call.loop_blocks <= call.sm_count or not call.on_gpu,
             lambda call: (
                 call.loop_blocks * call.segments <= call.min_blocks * call.sm_count or not
@@ -1927,10 +1938,17 @@ BACKWARD = (
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
             lambda call: (
+                call.row_chunks > 1 or call.chunk == 32 or call.vec < 8 or (call.T < 512) or (not
+                call.on_gpu)
+            ),
+            lambda call: (
                 call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=
                 call.smem_per_sm
             ),
-            lambda call: call.chunk == 16 or call.quotients,
+            lambda call: (
+                call.quotients if call.chunk == 32 else call.decay_form != 'clamp' or min(call.K,
+                call.V) < 64 or call.T < 32 or (not call.on_gpu)
+            ),
             lambda call: not call.few_heads,
         ),
         bind=backward_warp_specialized,
@@ -2045,6 +2063,10 @@ BACKWARD = (
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
+            lambda call: (
+                call.row_chunks > 1 or call.chunk == 32 or call.vec < 8 or (call.T < 512) or (not
+                call.on_gpu)
+            ),
             lambda call: (
                 call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=
                 call.smem_per_sm
@@ -2168,6 +2190,10 @@ BACKWARD = (
             lambda call: call.threads <= 64 or call.on_gpu,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
+            lambda call: (
+                call.row_chunks > 1 or call.chunk == 32 or call.vec < 8 or (call.T < 512) or (not
+                call.on_gpu)
+            ),
             lambda call: (
                 call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=
                 call.smem_per_sm
