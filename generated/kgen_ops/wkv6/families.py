@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "a58316ece397f71d5928620b99c2aeb0"
+HEADERS = "dac61fa51cc54f369c8ca2f0832bf479"
 
 
 def forward_chunk_halving(file: KernelFile, call: Call) -> Run:
@@ -866,13 +866,15 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "sequence_heads": lambda call: call.N * call.H,
     "block_warps": lambda call: call.warps + call.row_warps,
     "keys_per_part": lambda call: ceil_div(ceil_div(call.K, 16), call.row_warps),
+    "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
     "per_step": lambda call: True,
     "w_step_bytes": lambda call: call.w_itemsize if call.per_step else 0,
     "input_bytes": lambda call: (
-        512 * call.stages * (call.warps + call.row_warps * call.keys_per_part * (2 +
-        call.w_step_bytes // 2))
+        32 * (call.stages * (16 if call.warps == 1 else round_up(16 * call.warps, 64)) + 2 *
+        call.row_warps * (2 * call.row + (call.row if call.w_step_bytes < 4 else 2 *
+        round_up(call.K, 32)) * (call.w_step_bytes > 0))) if call.row_copies else 512 * call.stages
+        * (call.warps + call.row_warps * call.keys_per_part * (2 + call.w_step_bytes // 2))
     ),
-    "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
     "row_bytes": lambda call: (
         call.row * (32 * (1 + call.r_terms) * (call.row_warps + 1) + 4 * (call.row_warps + 2 if
         call.per_step else 3)) + (60 * call.row + 1024 if call.powers else 0)
@@ -907,11 +909,13 @@ FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     "blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "block_warps": lambda call: call.warps + call.row_warps,
     "keys_per_part": lambda call: ceil_div(ceil_div(call.K, 16), call.row_warps),
-    "input_bytes": lambda call: (
-        512 * call.stages * (call.warps + call.row_warps * call.keys_per_part * (2 +
-        call.w_step_bytes // 2))
-    ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
+    "input_bytes": lambda call: (
+        32 * (call.stages * (16 if call.warps == 1 else round_up(16 * call.warps, 64)) + 2 *
+        call.row_warps * (2 * call.row + (call.row if call.w_step_bytes < 4 else 2 *
+        round_up(call.K, 32)) * (call.w_step_bytes > 0))) if call.row_copies else 512 * call.stages
+        * (call.warps + call.row_warps * call.keys_per_part * (2 + call.w_step_bytes // 2))
+    ),
     "row_bytes": lambda call: (
         call.row * (32 * (1 + call.r_terms) * (call.row_warps + 1) + 4 * (call.row_warps + 2 if
         call.per_step else 3)) + (60 * call.row + 1024 if call.powers else 0)
@@ -1091,15 +1095,18 @@ FORWARD = (
             Parameter("powers", (False, True), default=False),
             Parameter("fixed_parts", (False, True), default=False),
             Parameter("r_terms", (1, 2), default=1),
+            Parameter("row_copies", (False, True), default=False),
         ),
         first=(
-            (4, 4, 4, 8, 2, False, False, 1),
-            (4, 4, 4, 8, 2, True, True, 1),
-            (4, 4, 4, 8, 2, False, True, 1),
-            (4, 4, 2, 8, 2, False, False, 1),
-            (4, 2, 4, 8, 2, False, False, 1),
-            (8, 4, 4, 8, 1, False, False, 1),
-            (2, 2, 4, 8, 3, False, False, 1),
+            (4, 4, 4, 8, 2, False, False, 1, False),
+            (4, 4, 4, 8, 2, True, True, 1, False),
+            (4, 4, 4, 8, 2, False, True, 1, False),
+            (4, 4, 4, 8, 2, False, True, 1, True),
+            (4, 4, 4, 8, 2, True, True, 1, True),
+            (4, 4, 2, 8, 2, False, False, 1, False),
+            (4, 2, 4, 8, 2, False, False, 1, False),
+            (8, 4, 4, 8, 1, False, False, 1, False),
+            (2, 2, 4, 8, 3, False, False, 1, False),
         ),
         named=FORWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
@@ -1115,6 +1122,7 @@ FORWARD = (
             lambda call: not call.fixed_parts or call.row_warps % call.stages == 0,
             lambda call: call.K % call.vec == 0,
             lambda call: call.V % call.vec == 0,
+            lambda call: not call.row_copies or (call.vec == 8 and call.K <= 128),
             lambda call: call.smem_bytes <= call.smem_per_block,
             lambda call: call.needed_registers <= call.registers,
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
@@ -1168,16 +1176,18 @@ FORWARD = (
             Parameter("powers", (False, True), default=False),
             Parameter("fixed_parts", (False, True), default=False),
             Parameter("r_terms", (1, 2), default=1),
+            Parameter("row_copies", (False, True), default=False),
             Parameter("segments", (8, 2, 3, 4, 5, 6, 10, 11, 13, 16, 22)),
             Parameter("state_stages", (4, 2), default=4),
             Parameter("pdl", (False, True), default=False),
         ),
         first=(
-            (4, 4, 2, 8, 2, False, True, 1, 8, 4, False),
-            (4, 4, 2, 8, 2, True, True, 1, 8, 4, False),
-            (4, 4, 2, 8, 2, False, True, 2, 8, 4, False),
-            (4, 4, 4, 8, 2, False, True, 1, 11, 4, False),
-            (4, 4, 4, 8, 1, False, True, 1, 4, 4, False),
+            (4, 4, 2, 8, 2, False, True, 1, False, 8, 4, False),
+            (4, 4, 2, 8, 2, True, True, 1, False, 8, 4, False),
+            (4, 4, 2, 8, 2, False, True, 2, False, 8, 4, False),
+            (4, 4, 4, 8, 2, False, True, 1, False, 11, 4, False),
+            (4, 4, 4, 8, 2, False, True, 1, True, 8, 4, False),
+            (4, 4, 4, 8, 1, False, True, 1, False, 4, 4, False),
         ),
         named=FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED,
         is_safe=False,
@@ -1193,6 +1203,7 @@ FORWARD = (
             lambda call: not call.fixed_parts or call.row_warps % call.stages == 0,
             lambda call: call.K % call.vec == 0,
             lambda call: call.V % call.vec == 0,
+            lambda call: not call.row_copies or (call.vec == 8 and call.K <= 128),
             lambda call: call.smem_bytes <= call.smem_per_block,
             lambda call: call.needed_registers <= call.registers,
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
@@ -1384,7 +1395,9 @@ BACKWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "smem_bytes": lambda call: (
         1024 * call.key_warps * call.value_blocks + call.groups * (call.key_warps * call.warp_bytes
-        + 2048 * call.value_blocks)
+        + 2048 * call.value_blocks + (64 * ((3 if call.per_step else 2) * (round_up(call.K, 64) - 16
+        * call.key_warps) * (call.K > 16) + 2 * (round_up(call.V, 64) - 16 * call.value_blocks) *
+        (call.V > 16)) if call.row_copies else 0))
     ),
     "reduce_blocks": lambda call: (1 if call.per_step else 2) * ceil_div(call.H * call.K, 8),
     "on_gpu": lambda call: call.compute_capability > 0,
@@ -1415,7 +1428,9 @@ BACKWARD_CHUNK_HALVING_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "smem_bytes": lambda call: (
         1024 * call.key_warps * call.value_blocks + call.groups * (call.key_warps * call.warp_bytes
-        + 2048 * call.value_blocks)
+        + 2048 * call.value_blocks + (64 * ((3 if call.per_step else 2) * (round_up(call.K, 64) - 16
+        * call.key_warps) * (call.K > 16) + 2 * (round_up(call.V, 64) - 16 * call.value_blocks) *
+        (call.V > 16)) if call.row_copies else 0))
     ),
     "reduce_blocks": lambda call: (1 if call.per_step else 2) * ceil_div(call.H * call.K, 8),
     "on_gpu": lambda call: call.compute_capability > 0,
@@ -1711,12 +1726,14 @@ BACKWARD = (
             Parameter("groups", (2, 3, 1, 4)),
             Parameter("stages", (4, 3, 2)),
             Parameter("gradient_terms", (2, 1)),
+            Parameter("row_copies", (False, True), default=False),
             Parameter("pdl", (False, True), default=False),
         ),
         first=(
-            (16, 1, 3, 3, 2, False),
-            (16, 1, 3, 3, 1, False),
-            (16, 2, 2, 4, 2, False),
+            (16, 1, 3, 3, 2, False, False),
+            (16, 1, 3, 3, 2, True, False),
+            (16, 1, 3, 3, 1, False, False),
+            (16, 2, 2, 4, 2, False, False),
         ),
         named=BACKWARD_CHUNK_HALVING_NAMED,
         is_safe=False,
@@ -1735,6 +1752,7 @@ BACKWARD = (
             lambda call: call.K * call.itemsize % call.copy_bytes == 0,
             lambda call: call.V * call.itemsize % call.copy_bytes == 0,
             lambda call: call.copy_bytes >= call.itemsize,
+            lambda call: not call.row_copies or call.copy_bytes == 16,
             lambda call: call.key_warps * call.groups * call.min_blocks <= 16,
             lambda call: call.smem_bytes <= call.smem_per_block,
             lambda call: (
@@ -1856,12 +1874,14 @@ BACKWARD = (
             Parameter("groups", (2, 3, 1, 4)),
             Parameter("stages", (4, 3, 2)),
             Parameter("gradient_terms", (2, 1)),
+            Parameter("row_copies", (False, True), default=False),
             Parameter("pdl", (False, True), default=False),
             Parameter("segments", (8, 2, 3, 4, 5, 6, 7, 9, 10, 11, 13, 16, 22, 33)),
         ),
         first=(
-            (16, 1, 3, 3, 2, False, 8),
-            (16, 1, 3, 4, 2, False, 4),
+            (16, 1, 3, 3, 2, False, False, 8),
+            (16, 1, 3, 4, 2, False, False, 4),
+            (16, 1, 3, 4, 2, True, False, 4),
         ),
         named=BACKWARD_CHUNK_HALVING_SEGMENTS_NAMED,
         is_safe=False,
@@ -1880,6 +1900,7 @@ BACKWARD = (
             lambda call: call.K * call.itemsize % call.copy_bytes == 0,
             lambda call: call.V * call.itemsize % call.copy_bytes == 0,
             lambda call: call.copy_bytes >= call.itemsize,
+            lambda call: not call.row_copies or call.copy_bytes == 16,
             lambda call: call.key_warps * call.groups * call.min_blocks <= 16,
             lambda call: call.smem_bytes <= call.smem_per_block,
             lambda call: (

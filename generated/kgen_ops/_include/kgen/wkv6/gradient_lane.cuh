@@ -62,6 +62,9 @@ struct GradientLane : wkv7::HalvedSteps {
     KGEN_DEVICE void set_decays(const u16* tile, int steps, float* slopes) {
         SlotWords words;
         load_slots(words, tile);
+        set_decays(words, steps, slopes);
+    }
+    KGEN_DEVICE void set_decays(const SlotWords& words, int steps, float* slopes) {
         if constexpr (Form == DecayForm::raw) {
             // exp(w), and what log_decay_slope makes of it.
             Steps rates;

@@ -17,7 +17,8 @@
 //     float gradient[kWarps][kFragments][32][4]   G, as accumulators: keys by value features
 //     of each group:
 //         u16 inputs[2][kWarps][kInputs][16][16]  r, k and w of a warp's keys; later gradients of r, k and w
-//         u16 values[2][2][kBlocks][16][16]       v and gy
+//         u16 values[2][2][kBlocks][16][16]       v and gy; with kRowCopies rows of all warps and blocks side by side,
+//                                                 16 or a multiple of 64 values (row_copier.cuh)
 //         bf16 rounded[kWarps][kTerms][kBlocks][16][16]    G by key
 //         bf16 keys[kWarps][16][16]               K by key and slot
 //         float scores[kWarps][5][32]             of the warp's keys
@@ -37,7 +38,8 @@
 // that or S before the segment is not finite, the block also computes its segment again.
 //
 // A Config has W (16 bits) and U; kForm; kPerStep: whether w has a row per step; kK, kV; kGroups; kVec: elements per
-// copy; kTerms: bf16 terms of G as an operand, and of rows for scores; kSegments: of T.
+// copy; kTerms: bf16 terms of G as an operand, and of rows for scores; kSegments: of T; kRowCopies: warps of a group
+// copy whole rows for each other, and write whole rows of gr, gk and gw (row_copier.cuh).
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -46,6 +48,7 @@
 #include "kgen/wkv/tensors.cuh"
 #include "kgen/wkv/state_tile.cuh"
 #include "kgen/wkv6/gradient_lane.cuh"
+#include "kgen/wkv6/row_copier.cuh"
 #include "kgen/wkv6/segment_start.cuh"
 #include "kgen/wkv7/decay.cuh"
 #include "kgen/wkv7/tile_copier.cuh"
@@ -101,8 +104,14 @@ public:
     static constexpr int kThreads = kGroups * kGroupThreads;
 
 private:
-    static constexpr int kInputsOf = kWarps * kInputs * kTile;  // 16-bit values of a chunk
-    static constexpr int kStage = kInputsOf + 2 * kBlocks * kTile;
+    static constexpr bool kRowCopies = Config::kRowCopies;
+    using KeyRows = InputTile<bf16, kK>;
+    using ValueRows = InputTile<bf16, kV>;
+    // 16-bit values: from r to k and from k to w; of the inputs of all warps; of v or gy; of a chunk.
+    static constexpr int kInput = kRowCopies ? KeyRows::kElements : kTile;
+    static constexpr int kInputsOf = kInputs * (kRowCopies ? kInput : kWarps * kTile);
+    static constexpr int kValuesOf = kRowCopies ? ValueRows::kElements : kBlocks * kTile;
+    static constexpr int kStage = kInputsOf + 2 * kValuesOf;
     static constexpr int kRounded = kWarps * kTerms * kBlocks * kTile, kKeys = kWarps * kTile;
     static constexpr int kScores = 5 * kWarpSize;
     static constexpr int kStateHalves = 2 * kWarps * kBlocks * kWarpSize * 4;
@@ -110,6 +119,10 @@ private:
     static constexpr int kGroupHalves =
         2 * kStage + kRounded + kKeys + 2 * kWarps * (kScores + kSlopes) + kStateHalves;
     static constexpr int kGradient = kWarps * kFragments * kWarpSize * 4;
+
+    using KeyCopier = RowCopier<bf16, kK, kWarps>;
+    using KeyCopierW = RowCopier<W, kK, kWarps>;
+    using ValueCopier = RowCopier<bf16, kV, kWarps>;
 
 public:
     static constexpr int kBytes = 4 * kGradient + 2 * kGroups * kGroupHalves;
@@ -138,13 +151,23 @@ private:
         int last_;                    // steps of the last chunk
         int place_;                   // of a word of accumulators in a tile: row g, columns 2q
         int slots_, pairs_, rows_, columns_;  // of the row of 8 elements that a lane passes to ldmatrix
+        int input_place_, input_pairs_;       // of a word of results and of such a row among inputs, with kRowCopies
 
         KGEN_DEVICE void loop() {
             const Head& x = of.x;
             last_ = static_cast<int>(x.steps - 16 * i64{chunks - 1});
             place_ = opaque(Tile::offset(mma_lane().g, 0) + 2 * mma_lane().q);
-            slots_ = opaque(Tile::offset(wkv7::slot_step(lane_id() % 16), lane_id() / 16));
-            pairs_ = opaque(Tile::offset(wkv7::slot_step(lane_id() % 8 + lane_id() / 16 * 8), lane_id() / 8 % 2));
+            if constexpr (kRowCopies) {
+                const int of_slots = wkv7::slot_step(lane_id() % 16);
+                const int of_pairs = wkv7::slot_step(lane_id() % 8 + lane_id() / 16 * 8);
+                slots_ = opaque(ValueRows::Tile::offset(of_slots, lane_id() / 16));
+                pairs_ = opaque(ValueRows::Tile::offset(of_pairs, lane_id() / 8 % 2));
+                input_place_ = opaque(KeyRows::beside(KeyRows::place(mma_lane().g, 2 * mma_lane().q), warp));
+                input_pairs_ = opaque(KeyRows::beside(KeyRows::Tile::offset(of_pairs, lane_id() / 8 % 2), warp));
+            } else {
+                slots_ = opaque(Tile::offset(wkv7::slot_step(lane_id() % 16), lane_id() / 16));
+                pairs_ = opaque(Tile::offset(wkv7::slot_step(lane_id() % 8 + lane_id() / 16 * 8), lane_id() / 8 % 2));
+            }
             rows_ = opaque(Tile::offset(lane_id() % 16, lane_id() / 16));
             columns_ = opaque(Tile::offset(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2));
 #pragma unroll
@@ -174,10 +197,15 @@ private:
             return dynamic_smem<u16>() + 2 * kGradient + group * kGroupHalves;
         }
         KGEN_DEVICE u16* inputs(int stage) const {
-            return halves() + stage * kStage + warp * kInputs * kTile;
+            return halves() + stage * kStage + (kRowCopies ? 0 : warp * kInputs * kTile);
         }
         KGEN_DEVICE u16* values(int stage, int which) const {
-            return halves() + stage * kStage + kInputsOf + which * kBlocks * kTile;
+            return halves() + stage * kStage + kInputsOf + which * kValuesOf;
+        }
+        // The row of 8 value features of block n that the lane passes to ldmatrix; place: slots_ or pairs_.
+        KGEN_DEVICE u16* value_row(int stage, int which, int n, int place) const {
+            return kRowCopies ? values(stage, which) + ValueRows::beside(place, n)
+                              : values(stage, which) + n * kTile + place;
         }
         KGEN_DEVICE bf16* rounded(int of_warp) const {
             return reinterpret_cast<bf16*>(halves() + 2 * kStage + of_warp * kTerms * kBlocks * kTile);
@@ -200,7 +228,10 @@ private:
         KGEN_DEVICE int left(int chunk) const { return chunk + 1 < chunks ? 16 : last_; }
         // Where a lane has words of accumulators in a tile: rows g (0) or 15 - g (1), or g + 8 where rows are keys, of
         // the first or second 8 columns.
-        KGEN_DEVICE int word(int row, int columns) const { return place_ ^ 232 * row ^ 8 * columns; }
+        KGEN_DEVICE int word(int row, int columns) const {
+            constexpr int kFlip = KeyRows::kRow > 16 ? 15 * KeyRows::kRow + 40 : 232;
+            return kRowCopies ? input_place_ ^ kFlip * row ^ 8 * columns : place_ ^ 232 * row ^ 8 * columns;
+        }
         KGEN_DEVICE int key_word(int row, int columns) const { return place_ ^ 16 * row ^ 8 * columns; }
 
         KGEN_DEVICE void meet() const { named_barrier_sync(1 + group, kGroupThreads); }
@@ -222,8 +253,35 @@ private:
             cp_async_commit();
         }
 
+        // Starts the copies of a chunk's rows, by all warps of the group.
+        KGEN_DEVICE void copy_rows(int chunk, int stage) const {
+            if (chunk >= 0) {
+                const Head& x = of.x;
+                const int there = left(chunk), rank = warp * kWarpSize + lane_id();
+                u16* to = inputs(stage);
+                int keys_at[KeyCopier::kCopies], values_at[ValueCopier::kCopies];
+                const auto rows_from = [&](const StepPointer<bf16>& rows) {
+                    return StepPointer<bf16>{rows.first + i64{chunk} * 16 * rows.stride, rows.stride};
+                };
+                const KeyCopier r(rows_from(x.r), rank);
+                r.find(keys_at);
+                r.start(to, keys_at, there);
+                KeyCopier(rows_from(x.k), rank).start(to + kInput, keys_at, there);
+                if constexpr (kPerStep) {
+                    const StepPointer<W> w{x.w.first + i64{chunk} * 16 * x.w.stride, x.w.stride};
+                    KeyCopierW(w, rank).start(to + 2 * kInput, keys_at, there);
+                }
+                const ValueCopier v(rows_from(x.v), rank);
+                v.find(values_at);
+                v.start(values(stage, 0), values_at, there);
+                ValueCopier(rows_from(x.gy), rank).start(values(stage, 1), values_at, there);
+            }
+            cp_async_commit();
+        }
+
         // Starts the copies of a chunk's rows.
         KGEN_DEVICE void copy(int chunk, int stage) const {
+            if constexpr (kRowCopies) return copy_rows(chunk, stage);
             if (chunk >= 0) {
                 const Head& x = of.x;
                 const int there = left(chunk), key = 16 * warp;
@@ -255,7 +313,11 @@ private:
             const int steps = left(chunk);
             Lane lane;
             load_rows(lane, tiles);
-            if constexpr (kPerStep) {
+            if constexpr (kPerStep && kRowCopies) {
+                u32 words[4];
+                ldmatrix<4, true>(words, tiles + 2 * kInput + input_pairs_);
+                lane.set_decays(words, steps, slopes());
+            } else if constexpr (kPerStep) {
                 lane.set_decays(tiles + 2 * kTile, steps, slopes());
             } else {
                 lane.set_decays(constants, steps);
@@ -294,9 +356,9 @@ private:
             if constexpr (kPerStep) lane.multiply_slopes(slopes());
             sync_warp();  // all lanes have read the inputs
             put(tiles, lane.gr);
-            put(tiles + kTile, lane.gk);
+            put(tiles + kInput, lane.gk);
             if constexpr (kPerStep) {
-                put(tiles + 2 * kTile, lane.gw);
+                put(tiles + 2 * kInput, lane.gw);
             } else {
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
@@ -306,14 +368,15 @@ private:
             }
             meet();
             write(x.gr, chunk, tiles);
-            write(x.gk, chunk, tiles + kTile);
-            if constexpr (kPerStep) write(x.gw, chunk, tiles + 2 * kTile);
+            write(x.gk, chunk, tiles + kInput);
+            if constexpr (kPerStep) write(x.gw, chunk, tiles + 2 * kInput);
             write_gv(chunk, stage);
         }
 
         KGEN_DEVICE void load_rows(Lane& lane, const u16* tiles) const {
-            ldmatrix<4, true>(lane.r, tiles + pairs_);
-            ldmatrix<4, true>(lane.k, tiles + kTile + pairs_);
+            const int pairs = kRowCopies ? input_pairs_ : pairs_;
+            ldmatrix<4, true>(lane.r, tiles + pairs);
+            ldmatrix<4, true>(lane.k, tiles + kInput + pairs);
         }
 
         // K.
@@ -348,8 +411,8 @@ private:
                     *reinterpret_cast<u32*>(tile + term * kBlocks * kTile + key_word(i % 2, i / 2)) = terms[i][term];
             // 1. Rows of gy and v by slots; operands B of values by slots.
             u32 gy[4], v[4];
-            ldmatrix<4>(gy, values(stage, 1) + n * kTile + pairs_);
-            ldmatrix<4>(v, values(stage, 0) + n * kTile + pairs_);
+            ldmatrix<4>(gy, value_row(stage, 1, n, pairs_));
+            ldmatrix<4>(v, value_row(stage, 0, n, pairs_));
             const auto own = *reinterpret_cast<const Vec<u32, 4>*>(state() + n * kWarpSize * 4);
             const u32 s[4] = {own[0], own[1], own[2], own[3]};
 #pragma unroll
@@ -363,7 +426,7 @@ private:
                 }
             }
             // 2. The new G.
-            ldmatrix<4, true>(gy, values(stage, 1) + n * kTile + slots_);
+            ldmatrix<4, true>(gy, value_row(stage, 1, n, slots_));
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -407,10 +470,10 @@ private:
 #pragma unroll
             for (int block = 0; block < kBlocks; ++block) {
                 u32 gy[4], v[4], of_gy[4], of_v[4];  // operands A, and two operands B each
-                ldmatrix<4>(gy, values(stage, 1) + block * kTile + slots_);
-                ldmatrix<4>(v, values(stage, 0) + block * kTile + slots_);
-                ldmatrix<4>(of_gy, values(stage, 1) + block * kTile + pairs_);
-                ldmatrix<4>(of_v, values(stage, 0) + block * kTile + pairs_);
+                ldmatrix<4>(gy, value_row(stage, 1, block, slots_));
+                ldmatrix<4>(v, value_row(stage, 0, block, slots_));
+                ldmatrix<4>(of_gy, value_row(stage, 1, block, pairs_));
+                ldmatrix<4>(of_v, value_row(stage, 0, block, pairs_));
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     mma_m16n8k16<bf16>(n[half], gy, {of_v[2 * half], of_v[2 * half + 1]});
@@ -444,7 +507,19 @@ private:
                 }
         }
         template <class T>
+        KGEN_DEVICE void write_rows(const StepRows<T>& to, int chunk, const u16* tile) const {
+            const int steps = left(chunk), rank = warp * kWarpSize + lane_id();
+#pragma unroll
+            for (int n = 0; n < KeyCopier::kCopies; ++n) {
+                const int step = KeyCopier::step_at(rank, n), column = KeyCopier::column_at(rank);
+                if (!KeyCopier::is_used(rank) || step >= steps || column >= kK) continue;
+                store_vec(to.at(i64{chunk} * 16 + step) + column,
+                          *reinterpret_cast<const Vec<T, 8>*>(tile + KeyCopier::place_at(rank, n)));
+            }
+        }
+        template <class T>
         KGEN_DEVICE void write(const StepRows<T>& to, int chunk, const u16* tile) const {
+            if constexpr (kRowCopies) return write_rows(to, chunk, tile);
             constexpr int kVec = Config::kVec, kPerRow = 16 / kVec;
             const int steps = left(chunk), key = 16 * warp;
 #pragma unroll
@@ -478,7 +553,7 @@ private:
                 if (kBlocks % kWarps != 0 && block >= kBlocks) break;
                 float gv[2][4] = {};
                 u32 gy[4];
-                ldmatrix<4, true>(gy, values(stage, 1) + block * kTile + slots_);
+                ldmatrix<4, true>(gy, value_row(stage, 1, block, slots_));
 #pragma unroll
                 for (int term = kScoreTerms - 1; term >= 0; --term)
 #pragma unroll

@@ -31,13 +31,14 @@
 //     float bonus[kRow]                   u
 //     float step_decay[kRow, or 0]        d of all steps, with one decay per head; with Powers [16][kRow + 16], its
 //                                         powers 0 to 15 (power_place)
-//     bf16 r, k and W w [Warps][Stages][kPerPart]: copies of the inputs of a part (part_copier.cuh)
+//     bf16 r, k and W w [Warps][Stages][kPerPart]: copies of the inputs of a part (part_copier.cuh); with RowCopies
+//                                         W w, bf16 r, k [Warps][2][16][kRow], of a chunk (row_copier.cuh)
 //
 // Rows beyond the last step are zero. Decays there are not 1, but nothing reads a state after them.
 //
 // Synchronisation: the caller ends each interval by a block barrier. Chunk n is read in the Warps-th interval after
 // that of its first part, so there are Warps + 1 slots. The constructor has a barrier of the producers (2). A warp
-// copies its inputs itself, Stages - 1 parts ahead.
+// copies its inputs itself, Stages - 1 parts ahead, or with RowCopies one of its chunks ahead.
 //
 // Precision: rows are rounded to bf16 once, but late rows of blocks of 8 and 16 steps have two terms for scores, and so
 // do rows R for products with the state if RTerms is 2. Scores are summed in fp32 and stored in two terms; the bonus is
@@ -49,10 +50,21 @@
 #include "kgen/primitives/block.cuh"
 #include "kgen/primitives/split_bf16.cuh"
 #include "kgen/wkv6/part_copier.cuh"
+#include "kgen/wkv6/row_copier.cuh"
 
 namespace kgen::wkv6 {
 
 enum Row { kRowR, kRowK, kRowRLow };
+
+// The copier of a tensor's rows, whole ones or parts of them.
+template <class T, int CopyVec, int Keys, bool RowCopies>
+struct InputCopier {
+    using Type = RowCopier<T, Keys>;
+};
+template <class T, int CopyVec, int Keys>
+struct InputCopier<T, CopyVec, Keys, false> {
+    using Type = PartCopier<T, CopyVec>;
+};
 
 // The tiles in shared memory. Keys: of a head; Warps: producers; Powers: whether there is a table of powers; RTerms: of
 // rows R, 1 or 2.
@@ -98,9 +110,9 @@ private:
 // `warp` is the caller's number among Warps. W, U: dtypes of w and u; PerStep: whether w has a row per step, else one
 // per head; CopyVec: elements per copy; Stages: parts of inputs in shared memory, one of them in use; Powers: factors
 // from a table, with one decay per head; FixedParts: the caller unrolls the parts of a chunk, so that the addresses of
-// inputs and tiles of keys are constants; RTerms: bf16 terms of rows R.
+// inputs and tiles of keys are constants; RTerms: bf16 terms of rows R; RowCopies: copies are of whole rows.
 template <class W, class U, DecayForm Form, bool PerStep, int Keys, int Warps, int CopyVec, int Stages,
-          bool Powers = false, bool FixedParts = false, int RTerms = 1>
+          bool Powers = false, bool FixedParts = false, int RTerms = 1, bool RowCopies = false>
 class RowProducer {
     static_assert(!(PerStep && Powers), "decays of steps are not powers of one");
     static_assert(!FixedParts || Warps % Stages == 0, "a part has the same stage in all chunks");
@@ -108,18 +120,23 @@ class RowProducer {
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
     using Half = HalfOperands<bf16>;
-    using Copier = PartCopier<bf16, CopyVec>;
-    using CopierW = PartCopier<W, CopyVec>;
     using Tile = wkv7::TileCopier<bf16, CopyVec>;
     using TileW = wkv7::TileCopier<W, CopyVec>;
+    using RowInput = InputTile<bf16, Keys>;
+    using RowInputW = InputTile<W, Keys>;
     // Where k and w lie after r.
-    static constexpr int kOfK = Copier::kElements, kOfW = 2 * kOfK;
+    static constexpr int kOfK = RowCopies ? RowInput::kElements : Tile::kElements, kOfW = 2 * kOfK;
     static_assert(Stages == 2 || Stages == 4, "stages are found by the low bits of a part's number");
+    static_assert(RowInput::kElements == RowTile::kElements, "places of inputs are those of rows");
+    static_assert(!RowCopies || CopyVec == 8, "whole rows are copied in pieces of 16 bytes");
 
 public:
     static constexpr int kTiles = ceil_div(Keys, 16), kPerPart = ceil_div(kTiles, Warps);
-    static constexpr int kInputs = kOfW + (PerStep ? CopierW::kElements : 0);  // 16-bit values, a tile of keys
-    static constexpr int kBytes = Buffers::kBytes + 2 * Warps * Stages * kPerPart * kInputs;
+    // 16-bit values of a tile of keys, or of all keys; how many a warp has.
+    static constexpr int kInputs =
+        kOfW + (!PerStep ? 0 : RowCopies ? RowInputW::kElements : TileW::kElements);
+    static constexpr int kInputTiles = RowCopies ? 2 : Stages * kPerPart;
+    static constexpr int kBytes = Buffers::kBytes + 2 * Warps * kInputTiles * kInputs;
 
     KGEN_DEVICE RowProducer(const Buffers& buffers, int warp, i64 steps, const StepPointer<bf16>& r,
                             const StepPointer<bf16>& k, const StepPointer<W>& w, const U* u)
@@ -127,16 +144,19 @@ public:
           slot_(warp),
           chunk_(warp),
           steps_(steps),
+          lengths_(steps),
           inputs_(reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 +
-                  warp * Stages * kPerPart * kInputs),
+                  warp * kInputTiles * kInputs),
           r_(from_chunk(r, warp)),
           k_(from_chunk(k, warp)),
           w_(from_chunk(w, warp)) {
-        begin_copies(warp);
+        if constexpr (!RowCopies) begin_copies(warp);
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            places_[which] = opaque(Tile::place(step(which), key()));
-            if constexpr (PerStep) places_w_[which] = opaque(TileW::place(step(which), key()));
+            if constexpr (!RowCopies) places_[which] = opaque(Tile::place(step(which), key()));
+            if constexpr (PerStep && !RowCopies) places_w_[which] = opaque(TileW::place(step(which), key()));
+            if constexpr (PerStep && RowCopies && sizeof(W) > 2)
+                places_w_[which] = opaque(RowInputW::place(step(which), key()));
             places_of_rows_[which] = opaque(RowTile::offset(step(which), key() / 8) + key() % 8);
         }
         if constexpr (Powers) {
@@ -149,8 +169,12 @@ public:
             for (int which = 0; which < 2; ++which)
                 places_of_powers_[3 + which] = opaque(Buffers::power_place(step(which)) + key());
         }
+        if constexpr (RowCopies) {
+            copy_rows(inputs_, warp);
+        } else {
 #pragma unroll
-        for (int part = 0; part < Stages - 1; ++part) copy(part);
+            for (int part = 0; part < Stages - 1; ++part) copy(part);
+        }
         fill(warp, w.first, u);
 #pragma unroll
         for (int x = 0; x < 2; ++x) {
@@ -167,17 +191,28 @@ public:
     // Part 0 to Warps - 1 of the warp's chunk, in consecutive intervals. Behind the last one the warp has its next
     // chunk, Warps chunks later.
     KGEN_DEVICE void put_part(int part) {
-        cp_async_wait<Stages - 2>();
-        sync_warp();  // the inputs of the part are there, and all lanes have read those of the one before
-        copy(part + Stages - 1);
+        if constexpr (!RowCopies) {
+            cp_async_wait<Stages - 2>();
+            sync_warp();  // the inputs of the part are there, and all lanes have read those of the one before
+            copy(part + Stages - 1);
+        } else if (part == 0) {
+            cp_async_wait<0>();
+            sync_warp();  // the inputs of the chunk are there, and all lanes have read those of the one before
+            copy_rows(inputs_ + to_next_, chunk_ + Warps);
+        }
 #pragma unroll 1
         for (int n = 0; n < kPerPart; ++n) {
             const int tile = part * kPerPart + n;
             if (kTiles % (Warps * kPerPart) != 0 && tile >= kTiles) break;
-            put_tile(tile, inputs_of(FixedParts ? part : part_) + n * kInputs);
+            put_tile(tile, RowCopies ? inputs_
+                                     : inputs_of(FixedParts ? part : part_) + n * kInputs);
         }
-        if constexpr (!FixedParts) ++part_;
+        if constexpr (!FixedParts && !RowCopies) ++part_;
         if (part == Warps - 1) {
+            if constexpr (RowCopies) {
+                inputs_ += to_next_;
+                to_next_ = -to_next_;
+            }
             put_scores();
             chunk_ += Warps;
             slot_ = slot_ == 0 ? Warps : slot_ - 1;  // (slot + Warps) % (Warps + 1)
@@ -185,6 +220,8 @@ public:
     }
 
 private:
+    using Copier = typename InputCopier<bf16, CopyVec, Keys, RowCopies>::Type;
+    using CopierW = typename InputCopier<W, CopyVec, Keys, RowCopies>::Type;
     using Quad = Vec<u32, 2>;     // bf16 of four keys
     using Floats = float[2][4];  // of the two steps, by key
 
@@ -262,6 +299,19 @@ private:
         advance(-kColumns * Warps, 16 * Warps);
     }
 
+    // Starts the copies of the inputs of the warp's next chunk; one group.
+    KGEN_DEVICE void copy_rows(u16* to, int chunk) {
+        const int left = lengths_.of(chunk);
+        int places[Copier::kCopies];
+        r_.find(places);
+        r_.start(to, places, left);
+        k_.start(to + kOfK, places, left);
+        if constexpr (PerStep && sizeof(W) == 2) w_.start(to + kOfW, places, left);
+        if constexpr (PerStep && sizeof(W) > 2) w_.start(to + kOfW, left);
+        cp_async_commit();
+        advance(0, 16 * Warps);
+    }
+
     KGEN_DEVICE void start_copies(u16* to, int part, int first) const {
 #pragma unroll
         for (int n = 0; n < kPerPart; ++n, to += kInputs) {
@@ -281,10 +331,10 @@ private:
     }
 
     // Four keys of the lane's two steps.
-    KGEN_DEVICE void read(Quad (&quads)[2], const u16* tile) const {
+    KGEN_DEVICE void read(Quad (&quads)[2], const u16* inputs, const int (&places)[2]) const {
 #pragma unroll
         for (int which = 0; which < 2; ++which)
-            quads[which] = *reinterpret_cast<const Quad*>(tile + places_[which]);
+            quads[which] = *reinterpret_cast<const Quad*>(inputs + places[which]);
     }
     static KGEN_DEVICE Vec<float, 4> unpack(const Quad& words) {
         const f32x2 low = unpack2<bf16>(words[0]), high = unpack2<bf16>(words[1]);
@@ -295,18 +345,18 @@ private:
     }
 
     // The decays of the lane's steps and keys.
-    KGEN_DEVICE void read_decays(Floats& decay, const u16* tiles, int tile) const {
+    KGEN_DEVICE void read_decays(Floats& decay, const u16* tiles, const int (&places)[2], int tile) const {
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             Vec<float, 4> d;
             if constexpr (!PerStep) {
                 d = *reinterpret_cast<const Vec<float, 4>*>(buffers_.step_decay() + 16 * tile + key());
             } else if constexpr (sizeof(W) == 2) {
-                const Quad words = *reinterpret_cast<const Quad*>(tiles + places_w_[which]);
+                const Quad words = *reinterpret_cast<const Quad*>(tiles + places[which]);
                 const f32x2 low = unpack2<W>(words[0]), high = unpack2<W>(words[1]);
                 d = {{low.x, low.y, high.x, high.y}};
             } else {
-                d = *reinterpret_cast<const Vec<float, 4>*>(tiles + places_w_[which]);
+                d = *reinterpret_cast<const Vec<float, 4>*>(tiles + places[which]);
             }
 #pragma unroll
             for (int x = 0; x < 4; ++x)
@@ -404,10 +454,20 @@ private:
 
     KGEN_DEVICE void put_tile(int tile, const u16* inputs) {
         Quad copied_r[2], copied_k[2];
+        // With RowCopies of tile `tile` in rows. Opaque, or places of all tiles take registers through the loop.
+        int places[2], places_w[2];
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            places[which] = RowCopies ? RowTile::beside(opaque(places_of_rows_[which]), tile) : places_[which];
+            if constexpr (PerStep)
+                places_w[which] = !RowCopies       ? places_w_[which]
+                                  : sizeof(W) == 2 ? places[which]
+                                                   : RowInputW::beside(opaque(places_w_[which]), tile);
+        }
         Floats r, k, all;
-        read(copied_r, inputs);
-        read(copied_k, inputs + kOfK);
-        if constexpr (!Powers) read_decays(all, inputs + kOfW, tile);
+        read(copied_r, inputs, places);
+        read(copied_k, inputs + kOfK, places);
+        if constexpr (!Powers) read_decays(all, inputs + kOfW, places_w, tile);
         const auto bonus =
             *reinterpret_cast<const Vec<float, 4>*>(buffers_.bonus() + 16 * tile + key());
 #pragma unroll
@@ -461,7 +521,7 @@ private:
         bf16* rows = buffers_.rows(slot_, 0);
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            bf16* place = rows + RowTile::beside(places_of_rows_[which], tile);
+            bf16* place = rows + (RowCopies ? places[which] : RowTile::beside(places_of_rows_[which], tile));
             const Quad high = pack(r[which]);
             *reinterpret_cast<Quad*>(place + kRowR * RowTile::kElements) = high;
             if constexpr (RTerms == 2)
@@ -519,6 +579,8 @@ private:
     float own_[2] = {};                                   // sums of r u k of the lane's steps
     i64 steps_;
     u16* inputs_;
+    ChunkLengths lengths_;
+    int to_next_ = kInputs;  // from the inputs of the warp's chunk to those of its next one; with RowCopies
     Copier r_, k_;
     CopierW w_;
     int places_of_powers_[5];  // of levels 1 to 3, and of the lane's steps

@@ -13,15 +13,18 @@
 //
 // Layout: S and y are transposed accumulators, whose rows are value features, so that S is operand A as it is.
 //
-// Shared memory: that of the producers; bf16 v[kWarps][kStages][16][16], a ring of chunks for each consumer warp.
+// Shared memory: that of the producers; bf16 v[kWarps][kStages][16][16], a ring of chunks for each consumer warp, or
+// with kRowCopies v[kStages][16][16 kWarps], rows padded to 16, 64 or 128, one for all.
 //
 // Synchronisation: one block barrier per chunk. Between two barriers consumers read chunk n, and each producer writes a
 // part of one of the chunks n + 1 to n + kRowWarps. The inputs come by cp.async, kStages - 1 chunks or parts ahead, to
-// the warps that read them.
+// the warps that read them; with kRowCopies consumers copy rows of v for each other, which are there before the barrier
+// that begins the chunk, and producers whole rows of their next chunk (row_copier.cuh).
 //
 // A Config has W and U; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV; kWarps, kRowWarps: of
 // consumers and producers; kStages: chunks of inputs in shared memory; kVec: elements per copy; kPowers: powers of
-// decays from a table; kFixedParts: the producers' parts of a chunk are unrolled; kRTerms: bf16 terms of rows R.
+// decays from a table; kFixedParts: the producers' parts of a chunk are unrolled; kRTerms: bf16 terms of rows R;
+// kRowCopies: copies are of whole rows.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -39,7 +42,7 @@ struct SpecializedLoop {
                                  Config::kRTerms>;
     using Producer = RowProducer<W, U, Config::kForm, Config::kPerStep, Config::kK, Config::kRowWarps,
                                  Config::kVec, Config::kStages, Config::kPowers, Config::kFixedParts,
-                                 Config::kRTerms>;
+                                 Config::kRTerms, Config::kRowCopies>;
     using Copier = wkv7::TileCopier<bf16, Config::kVec>;
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
@@ -47,8 +50,10 @@ struct SpecializedLoop {
     static constexpr int kWarps = Config::kWarps, kRowWarps = Config::kRowWarps;
     static constexpr int kThreads = kWarpSize * (kWarps + kRowWarps), kColumns = 16 * kWarps;
     static constexpr int kTiles = Producer::kTiles, kStages = Config::kStages;
+    using ValueTile = InputTile<bf16, kColumns>;
+    static constexpr int kRing = Config::kRowCopies ? ValueTile::kElements : kWarps * Copier::kElements;
     static constexpr int kSmemBytes =
-        max(Producer::kBytes + 2 * kWarps * kStages * Copier::kElements,
+        max(Producer::kBytes + 2 * kStages * kRing,
             step_by_step_bytes(Config::kK, kColumns));
     using State = float[2 * kTiles][4];
     using Sums = float[2][4];
@@ -93,6 +98,10 @@ private:
     static KGEN_DEVICE u16* values(int chunk) {
         return dynamic_smem<u16>() + Producer::kBytes / 2 +
                (warp() * kStages + (chunk & (kStages - 1))) * Copier::kElements;
+    }
+    // Those of all consumers, with kRowCopies.
+    static KGEN_DEVICE u16* value_rows(int chunk) {
+        return dynamic_smem<u16>() + Producer::kBytes / 2 + (chunk & (kStages - 1)) * ValueTile::kElements;
     }
     template <class T>
     static KGEN_DEVICE StepPointer<T> pointer(const StepRows<const T>& steps) {
@@ -139,29 +148,48 @@ private:
     KGEN_DEVICE void consume_all(const RecurrenceStates& first, int chunks, float& nonfinite) const {
         State state;
         load_state(first, state);
-        Copier copier(pointer(rows.v), 16 * warp());
+        auto copier = value_copier();
+        const ChunkLengths lengths(rows.end);
         const auto copy = [&](int chunk) {
-            const i64 left = max(min(rows.end - i64{chunk} * 16, i64{16}), i64{0});
-            copier.start(values(chunk), static_cast<int>(left), rows.values - 16 * warp());
-            cp_async_commit();
-            copier.advance();
+            if constexpr (Config::kRowCopies) {
+                copier.start(value_rows(chunk), lengths.of(chunk));
+                cp_async_commit();
+                copier.advance(0, 16);
+            } else {
+                const i64 left = max(min(rows.end - i64{chunk} * 16, i64{16}), i64{0});
+                copier.start(values(chunk), static_cast<int>(left), rows.values - 16 * warp());
+                cp_async_commit();
+                copier.advance();
+            }
         };
 #pragma unroll
         for (int chunk = 0; chunk < kStages - 1; ++chunk) copy(chunk);
+        if constexpr (Config::kRowCopies) cp_async_wait<kStages - 2>();  // before the barrier that begins a chunk
 #pragma unroll
         for (int i = 0; i < kRowWarps; ++i) end_interval();
         Output output(rows, warp());
         int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
-            cp_async_wait<kStages - 2>();
-            sync_warp();  // all lanes' copies are there, and all lanes have read the slot that is filled next
+            if constexpr (!Config::kRowCopies) {
+                cp_async_wait<kStages - 2>();
+                sync_warp();  // all lanes' copies are there, and all lanes have read the slot that is filled next
+            }
             copy(chunk + kStages - 1);
             Sums y = {};
             consume(chunk, slot, state, y);
             slot = slot == kRowWarps ? 0 : slot + 1;
             output.write(y, nonfinite);
+            if constexpr (Config::kRowCopies) cp_async_wait<kStages - 2>();  // the next chunk is there
             end_interval();
+        }
+    }
+
+    KGEN_DEVICE auto value_copier() const {
+        if constexpr (Config::kRowCopies) {
+            return RowCopier<bf16, kColumns, kWarps>(pointer(rows.v), thread_rank(), rows.values);
+        } else {
+            return Copier(pointer(rows.v), 16 * warp());
         }
     }
 
@@ -205,10 +233,18 @@ private:
             }
     }
 
+    static KGEN_DEVICE Half::A values_of(int chunk) {
+        if constexpr (Config::kRowCopies) {
+            return ValueTile::Tile::a_columns(reinterpret_cast<const bf16*>(value_rows(chunk)), warp());
+        } else {
+            return ScoreTile::a_columns(reinterpret_cast<const bf16*>(values(chunk)));
+        }
+    }
+
     static KGEN_DEVICE void consume(int chunk, int slot, State& state, Sums& y) {
         const Buffers from = buffers();
         // 1. y: what the chunk's steps read of each other, then of the state, small terms first.
-        const Half::A v = ScoreTile::a_columns(reinterpret_cast<const bf16*>(values(chunk)));
+        const Half::A v = values_of(chunk);
 #pragma unroll
         for (int term = 1; term >= 0; --term) {
             Half::B scores[2];
