@@ -65,7 +65,7 @@ def test_row_copies(operator: str, text: str, groups: int, copy_bytes: int, term
 
 
 @pytest.mark.parametrize(
-    ("operator", "text", "groups", "copy_bytes", "terms", "segments"), (SEGMENTS[0], SEGMENTS[7])
+    ("operator", "text", "groups", "copy_bytes", "terms", "segments"), [SEGMENTS[0], SEGMENTS[7]]
 )
 def test_row_copies_of_segments(
     operator: str, text: str, groups: int, copy_bytes: int, terms: int, segments: int

@@ -61,7 +61,7 @@ def test_lean_producers(
 
 
 @pytest.mark.parametrize(
-    ("text", "segments", "warps", "stages", "state_stages", "vec"), (CASES[0], CASES[5], CASES[7])
+    ("text", "segments", "warps", "stages", "state_stages", "vec"), [CASES[0], CASES[5], CASES[7]]
 )
 def test_row_copies(
     text: str, segments: int, warps: tuple[int, int], stages: int, state_stages: int, vec: int

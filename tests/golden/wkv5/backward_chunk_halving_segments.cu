@@ -48,6 +48,7 @@ struct Config {
     static constexpr int kGroups = 3;  // of warps, which take chunks in turn
     static constexpr int kVec = kCopyBytes / static_cast<int>(sizeof(Value));
     static constexpr int kTerms = 2;  // bf16 terms of the state's gradient in products with v and S
+    static constexpr bool kRowCopies = false;  // copies and writes are of whole rows
     static constexpr int kSegments = ::kSegments;
 };
 

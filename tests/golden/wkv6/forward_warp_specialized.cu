@@ -4,6 +4,7 @@
 // wkv5 and wkv6 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16.
 //
 // Formulas, shared memory and barriers: kgen/wkv6/specialized_loop.cuh.
+#include "kgen/primitives/registers.cuh"
 #include "kgen/wkv/tensors.cuh"
 #include "kgen/wkv6/specialized_loop.cuh"
 
@@ -33,6 +34,7 @@ struct Config {
     static constexpr bool kPowers = false;      // powers of decays from a table
     static constexpr bool kFixedParts = false;  // the producers' parts of a chunk are unrolled
     static constexpr int kRTerms = 1;      // bf16 terms of rows of r with decays
+    static constexpr bool kRowCopies = false;  // copies are of whole rows
 };
 
 using Loop = kgen::wkv6::SpecializedLoop<Config>;
@@ -47,23 +49,33 @@ static_assert(Config::kK % Config::kVec == 0 && kV % Config::kVec == 0,
 KGEN_DEVICE void forward(i64 T, i64 H, const Offset* cu_seqlens, Rows<const Value> r,
                          Rows<const Value> k, Rows<const Value> v, Rows<const W> w, const U* u,
                          const float* initial_state, Rows<Value> y, float scale) {
-    // 1. The block's sequence, head and value features.
-    const i64 head = blockIdx.x / kValueBlocks, h = head % H;
-    const auto span = kgen::wkv::span_of(cu_seqlens, head / H, T);
-    const int value = static_cast<int>(blockIdx.x % kValueBlocks) * Loop::kColumns;
-    kgen::RecurrenceStates states{};
-    if (kgen::kPresent<kgen::none>)
-        states.initial_state = initial_state + head * Config::kK * kV + value;
-    states.initial_key_stride = kV;
-    states.initial_value_stride = 1;
+    // 1. The loop over steps of a block's sequence, head and value features.
+    const auto loop_of = [&](i64 block) {
+        const i64 head = block / kValueBlocks, h = head % H;
+        const auto span = kgen::wkv::span_of(cu_seqlens, head / H, T);
+        const int value = static_cast<int>(block % kValueBlocks) * Loop::kColumns;
+        kgen::RecurrenceStates states{};
+        if (kgen::kPresent<kgen::none>)
+            states.initial_state = initial_state + head * Config::kK * kV + value;
+        states.initial_key_stride = kV;
+        states.initial_value_stride = 1;
+        const kgen::RecurrenceRows<Value> rows{
+            step_rows(r, span, h), step_rows(k, span, h),
+            step_rows(v, span, h).from(value), step_rows(y, span, h).from(value),
+            0, span.steps, kgen::min(kV - value, Loop::kColumns), scale, 1.0f};
+        return Loop{rows, states, {step_rows(w, span, h), u + h * Config::kK}};
+    };
 
-    // 2. The loop.
-    const kgen::RecurrenceRows<Value> rows{
-        step_rows(r, span, h), step_rows(k, span, h),
-        step_rows(v, span, h).from(value), step_rows(y, span, h).from(value),
-        0, span.steps, kgen::min(kV - value, Loop::kColumns), scale, 1.0f};
-    const Loop loop{rows, states, {step_rows(w, span, h), u + h * Config::kK}};
-    loop();
+    // 2. The block's own.
+    const Loop loop = loop_of(blockIdx.x);
+    if constexpr (Config::kRowCopies) {
+        loop([](kgen::RecurrenceStates&) {}, [&] {
+            const Loop again = loop_of(kgen::opaque(static_cast<int>(blockIdx.x)));  // no register through the loop
+            again.run_steps(again.states);
+        });
+    } else {
+        loop();
+    }
 }
 
 }  // namespace

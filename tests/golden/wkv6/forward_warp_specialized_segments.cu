@@ -53,6 +53,7 @@ struct Config : Inputs {
     static constexpr bool kPowers = false;      // powers of decays from a table
     static constexpr bool kFixedParts = true;  // the producers' parts of a chunk are unrolled
     static constexpr int kRTerms = 1;      // bf16 terms of rows of r with decays
+    static constexpr bool kRowCopies = false;  // copies are of whole rows
 };
 
 using States = kgen::wkv6::SegmentStates<StateConfig>;
