@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "974a568455ac7f9d528bdb26157a2709"
+HEADERS = "0f53314d6e75520c965ba9bf7f45c274"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -1780,8 +1780,8 @@ BACKWARD = (
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
             lambda call: (
-                call.row_chunks > 1 or call.chunk == 32 or call.vec < 8 or (call.T < 512) or (not
-                call.on_gpu)
+                call.row_chunks > 1 or call.chunk == 32 or call.K != 64 or (call.V != 64) or (call.T
+                < 512) or (not call.on_gpu)
             ),
             lambda call: (
                 call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=
@@ -1938,8 +1938,8 @@ BACKWARD = (
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
             lambda call: (
-                call.row_chunks > 1 or call.chunk == 32 or call.vec < 8 or (call.T < 512) or (not
-                call.on_gpu)
+                call.row_chunks > 1 or call.chunk == 32 or call.K != 64 or (call.V != 64) or (call.T
+                < 512) or (not call.on_gpu)
             ),
             lambda call: (
                 call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=
@@ -2064,8 +2064,8 @@ BACKWARD = (
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
             lambda call: (
-                call.row_chunks > 1 or call.chunk == 32 or call.vec < 8 or (call.T < 512) or (not
-                call.on_gpu)
+                call.row_chunks > 1 or call.chunk == 32 or call.K != 64 or (call.V != 64) or (call.T
+                < 512) or (not call.on_gpu)
             ),
             lambda call: (
                 call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=
@@ -2191,8 +2191,8 @@ BACKWARD = (
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
             lambda call: (
-                call.row_chunks > 1 or call.chunk == 32 or call.vec < 8 or (call.T < 512) or (not
-                call.on_gpu)
+                call.row_chunks > 1 or call.chunk == 32 or call.K != 64 or (call.V != 64) or (call.T
+                < 512) or (not call.on_gpu)
             ),
             lambda call: (
                 call.chunk == 16 or (call.chunk_row_bytes + 1152) * call.chunk_blocks <=

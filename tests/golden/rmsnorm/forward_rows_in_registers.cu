@@ -41,6 +41,8 @@ constexpr int kMinBlocks = 1;        // blocks per SM that registers leave room 
 constexpr bool kWeighted = kgen::kPresent<W>;
 constexpr int kThreads = kLanes * kGroups;
 constexpr int kRowsPerBlock = kGroups * kRows;
+// A block per row. Whether its row exists need not be asked, which would delay the first load.
+constexpr bool kOneRow = kRowsPerBlock == 1 && !kPersistent;
 constexpr int kSweep = kLanes * kVec;               // elements a group moves per step
 constexpr int kSteps = (kN + kSweep - 1) / kSweep;  // vectors per thread and row
 constexpr int kWeightBytes = kVec * static_cast<int>(sizeof(W));
@@ -64,6 +66,8 @@ KGEN_DEVICE bool inside(int step, int first) {
     return (step + 1) * kSweep <= kN || step * kSweep + first < kN;
 }
 
+KGEN_DEVICE bool exists(kgen::i64 row, kgen::i64 M) { return kOneRow || row < M; }
+
 // Loads rows row0, row0 + kGroups, ...: the rows that a warp loads in one access are consecutive.
 template <class Source>
 KGEN_DEVICE void load_rows(kgen::Vec<Source, kVec> (&held)[kRows][kSteps], const Source* x,
@@ -71,11 +75,11 @@ KGEN_DEVICE void load_rows(kgen::Vec<Source, kVec> (&held)[kRows][kSteps], const
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
         const Source* source = x + (row0 + r * kGroups) * x_stride_M + first;
-        const bool exists = row0 + r * kGroups < M;
+        const bool is_row = exists(row0 + r * kGroups, M);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             held[r][step] = kgen::Vec<Source, kVec>{};
-            if (exists && inside(step, first))
+            if (is_row && inside(step, first))
                 held[r][step] = kgen::load_vec<kVec, kLoad>(source + step * kSweep);
         }
     }
@@ -135,7 +139,7 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
                 Rstd* __restrict__ rstd,            // [M] or null
                 kgen::i64 M, kgen::i64 x_stride_M, kgen::i64 residual_stride_M, float eps,
                 float offset) {
-    using RowSums = kgen::GroupSum<kLanes, kGroups, kRows>;
+    using RowSums = kgen::GroupReduce<kgen::Sum, kLanes, kGroups, kRows, kgen::Partials::read>;
     __shared__ typename RowSums::Scratch scratch;
     RowSums row_sums(scratch);
 
@@ -156,7 +160,7 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
     if constexpr (kPrefetch) load_rows(held, x, block_row + group, M, x_stride_M, first);
 
     // The condition is uniform over the block: row_sums contains a block barrier.
-    for (; block_row < M; block_row += stride) {
+    for (; kOneRow || block_row < M; block_row += stride) {
         // 1. Issue every load before the first use.
         Vector next[kRows][kSteps];
         if constexpr (kPrefetch) {
@@ -181,7 +185,7 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
             for (int r = 0; r < kRows; ++r) {
 #pragma unroll
                 for (int step = 0; step < kSteps; ++step) {
-                    if (row0 + r * kGroups >= M || !inside(step, first)) continue;
+                    if (!exists(row0 + r * kGroups, M) || !inside(step, first)) continue;
                     held[r][step] = kgen::add(held[r][step], residuals[r][step]);
                     kgen::store_vec<kStore>(h + (row0 + r * kGroups) * kN + first + step * kSweep,
                                             kgen::as<Residual>(held[r][step]));
@@ -200,7 +204,7 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
         if constexpr (kgen::kPresent<Rstd>) {
 #pragma unroll
             for (int r = 0; r < kRows; ++r)
-                if (lane == 0 && row0 + r * kGroups < M) rstd[row0 + r * kGroups] = scale[r];
+                if (lane == 0 && exists(row0 + r * kGroups, M)) rstd[row0 + r * kGroups] = scale[r];
         }
 
         // 4. Scale and write. With after_reduction the address of w depends on the sum, or on the result of
@@ -215,7 +219,7 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
             if constexpr (sizeof(W) == 2 && kPersistent) kgen::opaque(weight[step], zero);
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
-                if (row0 + r * kGroups >= M || !inside(step, first)) continue;
+                if (!exists(row0 + r * kGroups, M) || !inside(step, first)) continue;
                 if constexpr (sizeof(T) == 2) kgen::opaque(held[r][step], zero);
                 const Vector result = scaled(held[r][step], weight[step], scale[r], offset);
                 kgen::store_vec<kStore>(target + (r * kGroups * kN + step * kSweep), result);

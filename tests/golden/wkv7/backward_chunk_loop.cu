@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv7/backward_chunk_loop.cu.jinja
-// config: chunk_loop(warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, chunk_blocks=3)
+// config: chunk_loop(warps=1, stages=2, vec=8, min_blocks=1, chunk_warps=4, chunk_blocks=1, row_chunks=4)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward in chunks of 16 steps, clamped decays. All sums are in a fixed order.
 //
@@ -10,7 +10,7 @@
 //
 // Shared memory and barriers: kgen/wkv7/chunk_columns.cuh, kgen/wkv7/chunk_rows.cuh.
 #include "kgen/wkv7/chunk_columns.cuh"
-#include "kgen/wkv7/chunk_rows.cuh"
+#include "kgen/wkv7/chunk_rows_loop.cuh"
 
 namespace {
 
@@ -31,11 +31,12 @@ struct Config {
     static constexpr int kK = 64;
     static constexpr int kV = 64;
     static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;  // of w
-    static constexpr int kWarps = 4;      // of the first kernel
+    static constexpr int kWarps = 1;      // of the first kernel
     static constexpr int kStages = 2;    // its buffers of 16 steps in shared memory
     static constexpr int kVec = 8;          // elements per copy
     static constexpr int kSteps = 16;               // of a chunk
     static constexpr int kRowWarps = 4;  // of wkv7_backward_rows, 16 keys each
+    static constexpr int kRowChunks = 4;   // its chunks, one after the other
     // 3xTF32: the gradient of the state is fp32, or the others are finer than bf16
     static constexpr bool kSplit = kInitialState || !kgen::wkv7::kCoarse<Value>;
 };
@@ -53,7 +54,7 @@ static_assert(Config::kK % Config::kVec == 0 && Config::kV % Config::kVec == 0,
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Forward::kThreads, 2)
+extern "C" __global__ void __launch_bounds__(Forward::kThreads, 1)
 wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
                       const Value* __restrict__ r,              // [B, T, H, K]
                       const W* __restrict__ w,                  // [B, T, H, K]
@@ -118,7 +119,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
 
 KGEN_EXPORT(wkv7_backward_columns);
 
-extern "C" __global__ void __launch_bounds__(kgen::wkv7::ChunkRows<Config>::kThreads, 3)
+extern "C" __global__ void __launch_bounds__(kgen::wkv7::ChunkRows<Config>::kThreads, 1)
 wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    const Value* __restrict__ r,            // [B, T, H, K]
                    const W* __restrict__ w,                // [B, T, H, K]

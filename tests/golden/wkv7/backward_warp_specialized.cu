@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv7/backward_warp_specialized.cu.jinja
-// config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, chunk_blocks=3)
+// config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk=32, chunk_warps=4, chunk_blocks=2, state_bytes=2, quotients=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16. All sums are in a fixed
 // order.
@@ -10,7 +10,7 @@
 //     wkv7_backward_rows     tensor cores: gr, gw, gk, ga and gb, all chunks in parallel
 //
 // Formulas, shared memory and barriers: kgen/wkv7/specialized_loop.cuh, kgen/wkv7/chunk_rows.cuh.
-#include "kgen/wkv7/chunk_rows.cuh"
+#include "kgen/wkv7/quotient_rows.cuh"
 #include "kgen/wkv7/specialized_loop.cuh"
 
 namespace {
@@ -18,7 +18,7 @@ namespace {
 using Value = kgen::bf16;
 using W = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
-using State = float;  // of the states in workspaces
+using State = kgen::fp16;  // of the states in workspaces, which have scales
 using kgen::i64;
 using kgen::wkv7::dense_rows;
 using kgen::wkv7::Rows;
@@ -36,12 +36,14 @@ struct Config {
     static constexpr int kRowWarps = 4;  // its producers
     static constexpr int kStages = 2;       // its chunks of inputs in shared memory
     static constexpr int kVec = 8;             // elements per copy
-    static constexpr int kSteps = 16;               // of a chunk
+    static constexpr bool kRowCopies = 0 != 0;  // whether warps copy rows for each other
+    static constexpr int kSteps = 32;               // of a chunk
 };
 
 // Of wkv7_backward_rows.
 struct RowsConfig : Config {
     static constexpr int kRowWarps = 4;  // of a block, with 16 keys each
+    static constexpr int kRowChunks = 1;   // of a block, one after the other
 };
 
 static_assert(sizeof(W) == 2, "gradients of steps are bf16");
@@ -49,12 +51,12 @@ static_assert(!kgen::kPresent<kgen::none>, "the gradient of a state is more accu
 constexpr int kSize = Config::kK * Config::kV;
 constexpr bool kPacked = kgen::kPresent<Offset>;
 
-using ForwardPass = kgen::wkv7::ForwardSums;
-using BackwardPass = kgen::wkv7::BackwardSums;
+using ForwardPass = kgen::wkv7::ByQuotients<kgen::wkv7::ForwardSums, 0 != 0>;
+using BackwardPass = kgen::wkv7::ByQuotients<kgen::wkv7::BackwardSums, 0 != 0>;
 using Forward =
-    kgen::wkv7::SpecializedLoop<Config, ForwardPass, State, 0 != 0>;
+    kgen::wkv7::SpecializedLoop<Config, ForwardPass, State, 0 != 0, Config::kSteps>;
 using Backward =
-    kgen::wkv7::SpecializedLoop<Config, BackwardPass, State, 0 != 0>;
+    kgen::wkv7::SpecializedLoop<Config, BackwardPass, State, 0 != 0, Config::kSteps>;
 constexpr int kValueBlocks = kgen::ceil_div(Config::kV, Forward::kColumns);
 
 static_assert(Config::kK % Config::kVec == 0 && Config::kV % Config::kVec == 0,
@@ -97,6 +99,11 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
     const i64 first_chunk = h * kgen::wkv7::head_chunks<Config::kSteps, kPacked>(N, T) +
                             kgen::wkv7::first_chunk<Config::kSteps, kPacked>(span, n, T);
 
+    const i64 count = H * kgen::wkv7::head_chunks<Config::kSteps, kPacked>(N, T);
+    float* const scales_of_states =
+        kgen::wkv7::scales_of(states, count, kSize) + first_chunk * Config::kV + first;
+    float* const scales_of_gradients =
+        kgen::wkv7::scales_of(gradients, count, kSize) + first_chunk * Config::kV + first;
     const auto r_h = step_pointer(Rows<const Value>{r, r_stride_B, r_stride_T, r_stride_H}, span, h);
 
     if (!block.back) {
@@ -106,7 +113,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
         const auto sa_h = dense_rows(sa + first, T, H, Config::kV).head(span, h);
         const Forward loop{width, span.steps, Config::kV, r_h, k_h, a_h, b_h,
                            {v_h.first + first, v_h.stride}, w_h, 1.0f, 0.0f,
-                           states + first_chunk * kSize + first, sa_h, {nullptr, 0, 0, 0}};
+                           states + first_chunk * kSize + first, sa_h, {nullptr, 0, 0, 0}, scales_of_states};
         loop(nullptr);
     } else {
         // 2b. Backward in time.
@@ -117,14 +124,14 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
             Rows<Value>{gv + first, gv_stride_B, gv_stride_T, gv_stride_H}.head(span, h);
         const Backward loop{width, span.steps, Config::kV, r_h, k_h, a_h, b_h,
                             {gy_h.first + first, gy_h.stride}, w_h, scale, 1.0f,
-                            gradients + first_chunk * kSize + first, gsa_h, gv_h};
+                            gradients + first_chunk * kSize + first, gsa_h, gv_h, scales_of_gradients};
         loop(kFinalState ? gfinal_state + head * kSize + first : nullptr);
     }
 }
 
 KGEN_EXPORT(wkv7_backward_columns);
 
-extern "C" __global__ void __launch_bounds__(kgen::wkv7::ChunkRows<RowsConfig>::kThreads, 3)
+extern "C" __global__ void __launch_bounds__(kgen::wkv7::QuotientRows<RowsConfig>::kThreads, 2)
 wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    const Value* __restrict__ r,            // [B, T, H, K]
                    const W* __restrict__ w,                // [B, T, H, K]
@@ -151,7 +158,7 @@ wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    i64 gw_stride_H, i64 gk_stride_B, i64 gk_stride_T, i64 gk_stride_H,
                    i64 ga_stride_B, i64 ga_stride_T, i64 ga_stride_H, i64 gb_stride_B,
                    i64 gb_stride_T, i64 gb_stride_H, float scale) {
-    kgen::wkv7::backward_chunk_rows<RowsConfig, State>(
+    kgen::wkv7::backward_quotient_rows<RowsConfig, State>(
         cu_seqlens, N, T, H,
         {
          {gy, gy_stride_B, gy_stride_T, gy_stride_H},

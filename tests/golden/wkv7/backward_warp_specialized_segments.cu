@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv7/backward_warp_specialized_segments.cu.jinja
-// config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, chunk_blocks=3, state_bytes=2, quotients=1, segments=4, state_warps=8, state_row_warps=4)
+// config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk=32, chunk_warps=4, chunk_blocks=2, state_bytes=2, quotients=1, segments=4, state_warps=4, state_blocks=2, state_row_warps=4)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward for few heads: as backward_warp_specialized, with segments of T side by side; bf16.
 //
@@ -13,7 +13,7 @@
 // Formulas, shared memory and barriers: kgen/wkv7/segments.cuh, kgen/wkv7/specialized_loop.cuh,
 // kgen/wkv7/chunk_rows.cuh.
 #include "kgen/primitives/registers.cuh"
-#include "kgen/wkv7/chunk_rows.cuh"
+#include "kgen/wkv7/quotient_rows.cuh"
 #include "kgen/wkv7/segments.cuh"
 #include "kgen/wkv7/specialized_loop.cuh"
 
@@ -22,7 +22,7 @@ namespace {
 using Value = kgen::bf16;
 using W = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
-using State = kgen::bf16;  // of the states in workspaces
+using State = kgen::fp16;  // of the states in workspaces, which have scales
 using kgen::i64;
 using kgen::wkv7::dense_rows;
 using kgen::wkv7::Rows;
@@ -32,10 +32,10 @@ using kgen::wkv7::step_pointer;
 
 constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 constexpr int kSegments = 4;        // of T
-constexpr int kStateWarps = 8;   // consumers of the first kernel, 16 columns each
+constexpr int kStateWarps = 4;   // consumers of the first kernel, 16 columns each
 constexpr int kStateRowWarps = 4;  // its producers
 
-template <int Warps, int RowWarps>
+template <int Warps, int RowWarps, bool RowCopies = false>
 struct ConfigOf {
     using Value = ::Value;
     using W = ::W;
@@ -46,13 +46,15 @@ struct ConfigOf {
     static constexpr int kRowWarps = RowWarps; // producers
     static constexpr int kStages = 2;  // chunks of inputs in shared memory
     static constexpr int kVec = 8;        // elements per copy
-    static constexpr int kSteps = 16;    // of a chunk of wkv7_backward_rows
+    static constexpr bool kRowCopies = RowCopies;  // whether warps copy rows for each other
+    static constexpr int kSteps = 32;    // of a chunk of wkv7_backward_rows
 };
-using Config = ConfigOf<4, 4>;
+using Config = ConfigOf<4, 4, 0 != 0>;
 
 // Of wkv7_backward_rows.
 struct RowsConfig : Config {
     static constexpr int kRowWarps = 4;  // of a block, with 16 keys each
+    static constexpr int kRowChunks = 1;   // of a block, one after the other
 };
 
 static_assert(sizeof(W) == 2, "gradients of steps are bf16");
@@ -65,9 +67,9 @@ constexpr bool kPacked = kgen::kPresent<Offset>;
 template <class Pass>
 using PassOf = kgen::wkv7::ByQuotients<Pass, 0 != 0>;
 using Forward = kgen::wkv7::SpecializedLoop<Config, PassOf<kgen::wkv7::ForwardSums>, State,
-                                            0 != 0>;
+                                            0 != 0, Config::kSteps>;
 using Backward = kgen::wkv7::SpecializedLoop<Config, PassOf<kgen::wkv7::BackwardSums>, State,
-                                             0 != 0>;
+                                             0 != 0, Config::kSteps>;
 constexpr int kValueBlocks = kgen::ceil_div(Config::kV, Forward::kColumns);
 
 // Of the first kernel. Blocks of gradients have no columns of transitions, and may have fewer consumers.
@@ -95,7 +97,7 @@ KGEN_DEVICE kgen::StepPointer<T> rows_of(const T* tensor, i64 stride_B, i64 stri
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(StateLoop::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(StateLoop::kThreads, 2)
 wkv7_segment_states(const Value* __restrict__ gy,            // [B, T, H, V]
                     const Value* __restrict__ r,             // [B, T, H, K]
                     const W* __restrict__ w,                 // [B, T, H, K]
@@ -244,6 +246,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
         const i64 h = block.head % H, chunk = chunk_of(block, span);
         const int first = block.columns * Forward::kColumns;
         const auto v_h = rows_of(v, v_stride_B, v_stride_T, v_stride_H, span, h);
+        float* const scales = kgen::wkv7::scales_of(states, count(), kSize) + chunk * Config::kV + first;
         return Forward{kgen::min(Config::kV - first, Forward::kColumns),
                        span.steps,
                        Config::kV,
@@ -257,12 +260,13 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
                        0.0f,
                        states + chunk * kSize + first,
                        dense_rows(sa + first, T, H, Config::kV).head(span, h),
-                       {nullptr, 0, 0, 0}};
+                       {nullptr, 0, 0, 0}, scales};
     };
     const auto backward = [&](const Block& block, const Span& span) {
         const i64 h = block.head % H, chunk = chunk_of(block, span);
         const int first = block.columns * Forward::kColumns;
         const auto gy_h = rows_of(gy, gy_stride_B, gy_stride_T, gy_stride_H, span, h);
+        float* const scales = kgen::wkv7::scales_of(gradients, count(), kSize) + chunk * Config::kV + first;
         return Backward{kgen::min(Config::kV - first, Forward::kColumns),
                         span.steps,
                         Config::kV,
@@ -276,7 +280,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
                         1.0f,
                         gradients + chunk * kSize + first,
                         dense_rows(gsa + first, T, H, Config::kV).head(span, h),
-                        Rows<Value>{gv + first, gv_stride_B, gv_stride_T, gv_stride_H}.head(span, h)};
+                        Rows<Value>{gv + first, gv_stride_B, gv_stride_T, gv_stride_H}.head(span, h), scales};
     };
 
     // 2. The segment. Where an output is not finite its steps follow one by one, and before them those that lead to
@@ -322,7 +326,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
 
 KGEN_EXPORT(wkv7_backward_columns);
 
-extern "C" __global__ void __launch_bounds__(kgen::wkv7::ChunkRows<RowsConfig>::kThreads, 3)
+extern "C" __global__ void __launch_bounds__(kgen::wkv7::QuotientRows<RowsConfig>::kThreads, 2)
 wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    const Value* __restrict__ r,            // [B, T, H, K]
                    const W* __restrict__ w,                // [B, T, H, K]
@@ -349,7 +353,7 @@ wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    i64 gw_stride_H, i64 gk_stride_B, i64 gk_stride_T, i64 gk_stride_H,
                    i64 ga_stride_B, i64 ga_stride_T, i64 ga_stride_H, i64 gb_stride_B,
                    i64 gb_stride_T, i64 gb_stride_H, float scale) {
-    kgen::wkv7::backward_chunk_rows<RowsConfig, State>(
+    kgen::wkv7::backward_quotient_rows<RowsConfig, State>(
         cu_seqlens, N, T, H,
         {
          {gy, gy_stride_B, gy_stride_T, gy_stride_H},

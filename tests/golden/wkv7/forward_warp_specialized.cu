@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv7/forward_warp_specialized.cu.jinja
 // config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=int64, decay_form=log
 // wkv7 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16.
 //
 // Formulas, shared memory and barriers: kgen/wkv7/specialized_loop.cuh.
@@ -10,7 +10,7 @@ namespace {
 
 using Value = kgen::bf16;
 using W = kgen::bf16;
-using Offset = kgen::none;  // none: a batch row is a sequence
+using Offset = kgen::i64;  // none: a batch row is a sequence
 using kgen::i64;
 using kgen::wkv7::Rows;
 using kgen::wkv7::step_pointer;
@@ -20,12 +20,13 @@ constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 
 struct Config {
     using W = ::W;
-    static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;
+    static constexpr auto kForm = kgen::wkv7::DecayForm::log;
     static constexpr int kK = 64;
     static constexpr int kWarps = 4;         // consumers, 16 value features each
     static constexpr int kRowWarps = 4;  // producers
     static constexpr int kStages = 2;       // chunks of inputs in shared memory
     static constexpr int kVec = 8;             // elements per copy
+    static constexpr bool kRowCopies = 0 != 0;  // whether warps copy rows for each other
 };
 
 using Pass = kgen::wkv7::ForwardOutputs;

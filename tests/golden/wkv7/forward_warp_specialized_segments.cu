@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv7/forward_warp_specialized_segments.cu.jinja
-// config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, segments=8, state_warps=8)
+// config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, row_copies=1, quotients=1, segments=8, state_warps=8)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 forward for few heads: as forward_warp_specialized, with segments of T side by side; bf16.
 //
@@ -28,7 +28,7 @@ constexpr int kSegments = 8;        // of T
 constexpr int kStateWarps = 8;   // consumers of the first kernel, 16 columns each
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 
-template <int Warps>
+template <int Warps, bool RowCopies = false>
 struct ConfigOf {
     using W = ::W;
     static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;
@@ -37,11 +37,12 @@ struct ConfigOf {
     static constexpr int kRowWarps = 4;  // producers
     static constexpr int kStages = 2;       // chunks of inputs in shared memory
     static constexpr int kVec = 8;             // elements per copy
+    static constexpr bool kRowCopies = RowCopies;  // whether warps copy rows for each other
 };
 
-using Config = ConfigOf<4>;
-using OutputPass = kgen::wkv7::ForwardOutputs;
-using StatePass = kgen::wkv7::ForwardStates;
+using Config = ConfigOf<4, 1 != 0>;
+using OutputPass = kgen::wkv7::ByQuotients<kgen::wkv7::ForwardOutputs>;
+using StatePass = kgen::wkv7::ByQuotients<kgen::wkv7::ForwardStates>;
 using Loop = kgen::wkv7::SpecializedLoop<Config, OutputPass>;
 using StateLoop = kgen::wkv7::SpecializedLoop<ConfigOf<kStateWarps>, StatePass>;
 using Columns = kgen::wkv7::SegmentColumns<Config::kK, kV>;

@@ -38,8 +38,8 @@
 // that or S before the segment is not finite, the block also computes its segment again.
 //
 // A Config has W (16 bits) and U; kForm; kPerStep: whether w has a row per step; kK, kV; kGroups; kVec: elements per
-// copy; kTerms: bf16 terms of G as an operand, and of rows for scores; kSegments: of T; kRowCopies: warps of a group copy
-// whole rows for each other, and write whole rows of gr, gk and gw (row_copier.cuh).
+// copy; kTerms: bf16 terms of G as an operand, and of rows for scores; kSegments: of T; kRowCopies: warps of a group
+// copy whole rows for each other, and write whole rows of gr, gk and gw (row_copier.cuh).
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"

@@ -14,7 +14,7 @@
 // Layout: S and y are transposed accumulators, whose rows are value features, so that S is operand A as it is.
 //
 // Shared memory: that of the producers; bf16 v[kWarps][kStages][16][16], a ring of chunks for each consumer warp, or
-// with kRowCopies v[kStages][16][16 kWarps, 64 or 128], one for all.
+// with kRowCopies v[kStages][16][16 kWarps], rows padded to 16, 64 or 128, one for all.
 //
 // Synchronisation: one block barrier per chunk. Between two barriers consumers read chunk n, and each producer writes a
 // part of one of the chunks n + 1 to n + kRowWarps. The inputs come by cp.async, kStages - 1 chunks or parts ahead, to

@@ -1,6 +1,6 @@
-// digest: 1ff9b72889d6
+// digest: 1102ffb16521
 // Rendered by kgen from templates/wkv/backward_chunk_halving.cu.jinja
-// config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=1)
+// config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=2, gradient_terms=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 backward by halving chunks of 16 steps, on tensor cores; bf16, also w. All sums are in a fixed order.
 //
@@ -26,7 +26,7 @@ using kgen::wkv::Rows;
 using kgen::wkv::step_pointer;
 using kgen::wkv::step_rows;
 
-constexpr int kStages = 3;         // buffers of 32 steps in shared memory, first kernel
+constexpr int kStages = 2;         // buffers of 32 steps in shared memory, first kernel
 constexpr int kCopyBytes = 16;  // of one asynchronous copy
 constexpr bool kPdl = false;              // programmatic dependent launch
 constexpr bool kPacked = kgen::kPresent<Offset>;
