@@ -73,9 +73,10 @@ private:
 // The same tiles, whole rows of the tensor at a time: by Warps warps with PerWarp tiles each, tile t of a row being
 // number t / Warps of warp t % Warps.
 //
-// A warp's copy of 16 bytes per lane takes as many cycles of shared memory as it reads lines of 128 bytes: 16 where
-// it copies two pieces of every row, 4 where it copies rows of 64 elements of 16 bits. So that the pieces of a row go to
-// different banks, tiles of neighbouring warps have to lie 32 bytes further on than a multiple of 128.
+// A warp's copies of 16 bytes take a cycle of shared memory for each pair of a line of 128 bytes that they read and one
+// that they write: 16 here as well, because the tiles of a row lie in different lines. Only fewer lines are read. So that
+// the pieces of a row go to different banks, tiles of neighbouring warps have to lie 32 bytes further on than a multiple
+// of 128.
 //
 // WarpStride, TileStride: 16-bit values from a warp's first tile to the next warp's, and between tiles of a warp.
 template <class T, int Vec, int Warps, int PerWarp, int WarpStride, int TileStride, Direction D = Direction::forward>

@@ -1,7 +1,7 @@
-// digest: f8d9c82af47b
+// digest: f6c3494fa516
 // Rendered by kgen from templates/wkv/backward_chunk_halving.cu.jinja
-// config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, pdl=true)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
+// config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, pdl=true)
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 backward by halving chunks of 16 steps, on tensor cores; bf16, also w. All sums are in a fixed order.
 //
 //     wkv_backward_states     loops over the steps with the state, and writes it before every 16 steps
@@ -26,7 +26,7 @@ using kgen::wkv::Rows;
 using kgen::wkv::step_pointer;
 using kgen::wkv::step_rows;
 
-constexpr int kStages = 3;         // buffers of 32 steps in shared memory, first kernel
+constexpr int kStages = 4;         // buffers of 32 steps in shared memory, first kernel
 constexpr int kCopyBytes = 16;  // of one asynchronous copy
 constexpr bool kPdl = true;              // programmatic dependent launch
 constexpr bool kPacked = kgen::kPresent<Offset>;
@@ -34,7 +34,7 @@ constexpr bool kPacked = kgen::kPresent<Offset>;
 struct Config {
     using W = ::W;
     using U = ::U;
-    static constexpr auto kForm = kgen::DecayForm::raw;  // of w
+    static constexpr auto kForm = kgen::DecayForm::log;  // of w
     static constexpr bool kPerStep = true;                  // w is [B, T, H, K], not [H, K]
     static constexpr int kK = 64;
     static constexpr int kV = 64;

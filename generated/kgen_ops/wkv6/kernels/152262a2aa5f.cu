@@ -1,7 +1,7 @@
-// digest: 9e83e4f5d11c
+// digest: 152262a2aa5f
 // Rendered by kgen from templates/wkv/backward_chunk_halving.cu.jinja
-// config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, pdl=true)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
+// config: chunk_halving(copy_bytes=16, min_blocks=1, groups=1, stages=4, gradient_terms=2)
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 backward by halving chunks of 16 steps, on tensor cores; bf16, also w. All sums are in a fixed order.
 //
 //     wkv_backward_states     loops over the steps with the state, and writes it before every 16 steps
@@ -28,17 +28,17 @@ using kgen::wkv::step_rows;
 
 constexpr int kStages = 4;         // buffers of 32 steps in shared memory, first kernel
 constexpr int kCopyBytes = 16;  // of one asynchronous copy
-constexpr bool kPdl = true;              // programmatic dependent launch
+constexpr bool kPdl = false;              // programmatic dependent launch
 constexpr bool kPacked = kgen::kPresent<Offset>;
 
 struct Config {
     using W = ::W;
     using U = ::U;
-    static constexpr auto kForm = kgen::DecayForm::log;  // of w
+    static constexpr auto kForm = kgen::DecayForm::raw;  // of w
     static constexpr bool kPerStep = true;                  // w is [B, T, H, K], not [H, K]
     static constexpr int kK = 64;
     static constexpr int kV = 64;
-    static constexpr int kGroups = 3;  // of warps, which take chunks in turn
+    static constexpr int kGroups = 1;  // of warps, which take chunks in turn
     static constexpr int kVec = kCopyBytes / static_cast<int>(sizeof(Value));
     static constexpr int kTerms = 2;  // bf16 terms of the state's gradient in products with v and S
     static constexpr bool kRowCopies = false;  // copies and writes are of whole rows

@@ -1,7 +1,7 @@
-// digest: de0f5d78cdd9
+// digest: 70cd6b7d3740
 // Rendered by kgen from templates/wkv/forward_warp_specialized.cu.jinja
 // config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)
-// problem: K=128, V=128, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=int32, decay_form=log
 // wkv5 and wkv6 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16.
 //
 // Formulas, shared memory and barriers: kgen/wkv6/specialized_loop.cuh.
@@ -14,19 +14,19 @@ namespace {
 using Value = kgen::bf16;
 using W = float;
 using U = kgen::bf16;
-using Offset = kgen::none;  // none: a batch row is a sequence
+using Offset = kgen::i32;  // none: a batch row is a sequence
 using kgen::i64;
 using kgen::wkv::Rows;
 using kgen::wkv::step_rows;
 
-constexpr int kV = 128;
+constexpr int kV = 64;
 
 struct Config {
     using W = ::W;
     using U = ::U;
     static constexpr auto kForm = kgen::DecayForm::log;
     static constexpr bool kPerStep = true;
-    static constexpr int kK = 128;
+    static constexpr int kK = 64;
     static constexpr int kV = ::kV;
     static constexpr int kWarps = 4;         // consumers, 16 value features each
     static constexpr int kRowWarps = 4;  // producers

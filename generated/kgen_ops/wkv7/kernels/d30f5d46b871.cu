@@ -1,4 +1,4 @@
-// digest: c49242cde6d2
+// digest: d30f5d46b871
 // Rendered by kgen from templates/wkv7/backward_block_per_head.cu.jinja
 // config: block_per_head(split=4, tile=4, columns=64, tokens=8, stages=2, vec=4, chunk=16, key_split=8, keys=16, prepared=3)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log

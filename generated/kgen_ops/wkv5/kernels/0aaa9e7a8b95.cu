@@ -1,4 +1,4 @@
-// digest: a3bdc4e310a4
+// digest: 0aaa9e7a8b95
 // Rendered by kgen from templates/wkv/backward_chunk_halving.cu.jinja
 // config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw

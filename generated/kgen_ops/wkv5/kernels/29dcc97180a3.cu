@@ -1,4 +1,4 @@
-// digest: 1102ffb16521
+// digest: 29dcc97180a3
 // Rendered by kgen from templates/wkv/backward_chunk_halving.cu.jinja
 // config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=2, gradient_terms=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw

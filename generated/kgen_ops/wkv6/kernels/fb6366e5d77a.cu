@@ -1,7 +1,7 @@
-// digest: 4baed2d50cfb
+// digest: fb6366e5d77a
 // Rendered by kgen from templates/wkv/forward_warp_specialized.cu.jinja
 // config: warp_specialized(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16.
 //
 // Formulas, shared memory and barriers: kgen/wkv6/specialized_loop.cuh.
@@ -12,7 +12,7 @@
 namespace {
 
 using Value = kgen::bf16;
-using W = float;
+using W = kgen::bf16;
 using U = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::i64;
@@ -24,7 +24,7 @@ constexpr int kV = 64;
 struct Config {
     using W = ::W;
     using U = ::U;
-    static constexpr auto kForm = kgen::DecayForm::log;
+    static constexpr auto kForm = kgen::DecayForm::raw;
     static constexpr bool kPerStep = true;
     static constexpr int kK = 64;
     static constexpr int kV = ::kV;

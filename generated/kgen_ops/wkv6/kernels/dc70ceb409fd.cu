@@ -1,7 +1,7 @@
-// digest: 566a8a4d70aa
+// digest: dc70ceb409fd
 // Rendered by kgen from templates/wkv/forward_warp_specialized.cu.jinja
-// config: warp_specialized(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
+// config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true)
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16.
 //
 // Formulas, shared memory and barriers: kgen/wkv6/specialized_loop.cuh.
@@ -12,7 +12,7 @@
 namespace {
 
 using Value = kgen::bf16;
-using W = kgen::bf16;
+using W = float;
 using U = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::i64;
@@ -24,13 +24,13 @@ constexpr int kV = 64;
 struct Config {
     using W = ::W;
     using U = ::U;
-    static constexpr auto kForm = kgen::DecayForm::raw;
+    static constexpr auto kForm = kgen::DecayForm::log;
     static constexpr bool kPerStep = true;
     static constexpr int kK = 64;
     static constexpr int kV = ::kV;
     static constexpr int kWarps = 4;         // consumers, 16 value features each
     static constexpr int kRowWarps = 4;  // producers
-    static constexpr int kStages = 4;       // chunks of inputs in shared memory
+    static constexpr int kStages = 2;       // chunks of inputs in shared memory
     static constexpr int kVec = 8;             // elements per copy
     static constexpr bool kPowers = false;      // powers of decays from a table
     static constexpr bool kFixedParts = true;  // the producers' parts of a chunk are unrolled
