@@ -13,29 +13,36 @@ BF16, FP32, FP16 = "dtype=bf16,w_dtype=bf16", "dtype=bf16,w_dtype=fp32", "dtype=
 PACKED = "cu_seqlens_dtype=int64"
 ROWS = {"chunk_warps": 1, "chunk_blocks": 1}
 SEGMENTS = {"segments": 2, "state_warps": 2}
-# Pass, variant, problem; consumers, producers, stages, elements per copy. A producer has one tile of keys, two, or none;
-# the last value features are fewer than a block has.
-CASES = (
-    ("forward", "warp_specialized", f"B=1,H=2,T=70,K=64,V=40,{BF16},decay_form=clamp", {"quotients": 1}, 2, 2, 2, 8),
-    ("forward", "warp_specialized_tf32", f"B=1,H=1,T=70,K=40,V=64,{FP32},decay_form=log,final_state_dtype=fp32", {}, 4, 4, 4, 8),
-    ("backward", "warp_specialized", f"B=1,N=3,H=1,T=85,K=64,V=48,{BF16},decay_form=raw,{PACKED}", ROWS, 2, 2, 2, 8),
-    ("forward", "warp_specialized_segments", f"B=1,H=1,T=150,K=64,V=32,{BF16},decay_form=log", SEGMENTS, 2, 2, 2, 8),
-    ("forward", "warp_specialized", f"B=1,H=1,T=70,K=128,V=16,{BF16},decay_form=raw", {}, 1, 4, 2, 8),
-    ("forward", "warp_specialized_tf32", f"B=2,H=1,T=37,K=36,V=20,{FP16},decay_form=clamp", {}, 2, 1, 2, 4),
-    ("backward", "warp_specialized", f"B=1,H=1,T=70,K=24,V=64,{BF16},decay_form=clamp", ROWS | {"quotients": 1}, 4, 2, 4, 8),
+# Pass, variant, problem, what else is chosen; consumers, producers, stages, elements per copy. A
+# producer has one tile of keys, two, or none; the last value features are fewer than a block has.
+CASES: tuple[tuple[str, str, str, dict[str, int], tuple[int, int, int, int]], ...] = (
+    ("forward", "warp_specialized", f"B=1,H=2,T=70,K=64,V=40,{BF16},decay_form=clamp",
+     {"quotients": 1}, (2, 2, 2, 8)),
+    ("forward", "warp_specialized_tf32",
+     f"B=1,H=1,T=70,K=40,V=64,{FP32},decay_form=log,final_state_dtype=fp32", {}, (4, 4, 4, 8)),
+    ("backward", "warp_specialized", f"B=1,N=3,H=1,T=85,K=64,V=48,{BF16},decay_form=raw,{PACKED}",
+     ROWS, (2, 2, 2, 8)),
+    ("forward", "warp_specialized_segments", f"B=1,H=1,T=150,K=64,V=32,{BF16},decay_form=log",
+     SEGMENTS, (2, 2, 2, 8)),
+    ("forward", "warp_specialized", f"B=1,H=1,T=70,K=128,V=16,{BF16},decay_form=raw",
+     {}, (1, 4, 2, 8)),
+    ("forward", "warp_specialized_tf32", f"B=2,H=1,T=37,K=36,V=20,{FP16},decay_form=clamp",
+     {}, (2, 1, 2, 4)),
+    ("backward", "warp_specialized", f"B=1,H=1,T=70,K=24,V=64,{BF16},decay_form=clamp",
+     ROWS | {"quotients": 1}, (4, 2, 4, 8)),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("pass_name", "name", "text", "others", "warps", "row_warps", "stages", "vec"),
+    ("pass_name", "name", "text", "others", "roles"),
     [pytest.param(*case, marks=pytest.mark.slow if i > 3 else ()) for i, case in enumerate(CASES)],
 )
 def test_row_copies(
-    pass_name: str, name: str, text: str, others: dict[str, int],
-    warps: int, row_warps: int, stages: int, vec: int,
+    pass_name: str, name: str, text: str, others: dict[str, int], roles: tuple[int, int, int, int]
 ) -> None:
     entry = open_catalogue().entry("wkv7")
     variant = entry.space.variant(pass_name, name)
     problem = parse_problem(text, entry.operator.signature)
-    values = {"warps": warps, "row_warps": row_warps, "stages": stages, "vec": vec, "min_blocks": 1, "row_copies": 1}
+    names = ("warps", "row_warps", "stages", "vec")
+    values = dict(zip(names, roles, strict=True)) | {"min_blocks": 1, "row_copies": 1}
     demand_verified(entry, variant, problem, Config.of(variant.name, values | others))
