@@ -53,7 +53,7 @@ BACKWARD_CASES = (
     ("wkv7", f"B=1,T=8192,H=24,D=64,{WKV7},decay_form=clamp", "segments=5,", "min_blocks=1"),
     ("wkv7", f"B=4,T=2048,H=8,D=64,{WKV7},decay_form=log", "segments=4,", "chunk_rows"),
     ("wkv7", f"B=1,T=16384,H=4,D=64,{WKV7},decay_form=raw", "_segments(", "segments=4,"),
-    ("wkv7", f"B=1,T=1000,H=32,D=64,{WKV7},decay_form=clamp", "warp_specialized(", "segments="),
+    ("wkv7", f"B=1,T=500,H=32,D=64,{WKV7},decay_form=clamp", "warp_specialized(", "segments="),
     ("wkv7", f"B=1,T=4096,H=40,D=64,{WKV7},decay_form=clamp", "warp_specialized(", "segments="),
     ("wkv7", f"B=1,T=8192,H=24,D=64,{WKV7},decay_form=clamp,initial_state_dtype=fp32", "chunk_",
      "segments="),

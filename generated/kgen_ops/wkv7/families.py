@@ -1462,6 +1462,9 @@ BACKWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
         8)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "quotient_rows": lambda call: (
+        call.decay_form == 'clamp' and call.dtype == 'bf16' and (call.compute_capability < 120)
+    ),
     "most_row_warps": lambda call: (
         12 if call.chunk == 16 and call.V <= 64 and (call.compute_capability < 120) and (not
         call.precise) else 8
@@ -1521,6 +1524,9 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         8)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "quotient_rows": lambda call: (
+        call.decay_form == 'clamp' and call.dtype == 'bf16' and (call.compute_capability < 120)
+    ),
     "most_row_warps": lambda call: (
         12 if call.chunk == 16 and call.V <= 64 and (call.compute_capability < 120) and (not
         call.precise) else 8
@@ -1562,6 +1568,9 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
         call.padded_keys // 2 + 150
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "quotient_rows": lambda call: (
+        call.decay_form == 'clamp' and call.dtype == 'bf16' and (call.compute_capability < 120)
+    ),
     "most_row_warps": lambda call: (
         12 if call.chunk == 16 and call.V <= 64 and (call.compute_capability < 120) and (not
         call.precise) else 8
@@ -1599,6 +1608,9 @@ BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
     "column_registers": lambda call: 4 * ceil_div(call.K, 4 * call.split) * call.tile,
     "other_registers": lambda call: 64,
     "on_gpu": lambda call: call.compute_capability > 0,
+    "quotient_rows": lambda call: (
+        call.decay_form == 'clamp' and call.dtype == 'bf16' and (call.compute_capability < 120)
+    ),
     "most_row_warps": lambda call: (
         12 if call.chunk == 16 and call.V <= 64 and (call.compute_capability < 120) and (not
         call.precise) else 8
@@ -1699,7 +1711,7 @@ BACKWARD = (
             lambda call: call.smem_bytes <= call.smem_per_block,
             lambda call: call.needed_registers <= call.registers,
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
-            lambda call: call.chunk == 16 or (call.decay_form == 'clamp' and call.dtype == 'bf16'),
+            lambda call: call.chunk == 16 or call.quotient_rows,
             lambda call: call.chunk_warps * call.chunk_blocks <= call.most_row_warps,
             lambda call: call.row_chunks == 1 or (call.chunk == 16 and call.vec == 8),
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
@@ -1788,8 +1800,8 @@ BACKWARD = (
                 call.smem_per_sm
             ),
             lambda call: (
-                call.quotients if call.chunk == 32 else call.decay_form != 'clamp' or min(call.K,
-                call.V) < 64 or call.T < 32 or (not call.on_gpu)
+                call.quotients if call.chunk == 32 else not call.quotient_rows or min(call.K,
+                call.V, call.T) < 64 or (not call.on_gpu)
             ),
             lambda call: 2 * call.loop_blocks <= call.sm_count or not call.on_gpu,
             lambda call: (
@@ -1860,7 +1872,7 @@ BACKWARD = (
             lambda call: call.smem_bytes <= call.smem_per_block,
             lambda call: call.needed_registers <= call.registers,
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
-            lambda call: call.chunk == 16 or (call.decay_form == 'clamp' and call.dtype == 'bf16'),
+            lambda call: call.chunk == 16 or call.quotient_rows,
             lambda call: call.chunk_warps * call.chunk_blocks <= call.most_row_warps,
             lambda call: call.row_chunks == 1 or (call.chunk == 16 and call.vec == 8),
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
@@ -1946,8 +1958,8 @@ BACKWARD = (
                 call.smem_per_sm
             ),
             lambda call: (
-                call.quotients if call.chunk == 32 else call.decay_form != 'clamp' or min(call.K,
-                call.V) < 64 or call.T < 32 or (not call.on_gpu)
+                call.quotients if call.chunk == 32 else not call.quotient_rows or min(call.K,
+                call.V, call.T) < 64 or (not call.on_gpu)
             ),
             lambda call: not call.few_heads,
         ),
@@ -1992,7 +2004,7 @@ BACKWARD = (
                 call.min_blocks) // 8 * 8)
             ),
             lambda call: call.warps <= 2 and call.min_blocks == 1 or call.on_gpu,
-            lambda call: call.chunk == 16 or (call.decay_form == 'clamp' and call.dtype == 'bf16'),
+            lambda call: call.chunk == 16 or call.quotient_rows,
             lambda call: call.chunk_warps * call.chunk_blocks <= call.most_row_warps,
             lambda call: call.row_chunks == 1 or (call.chunk == 16 and call.vec == 8),
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
@@ -2115,7 +2127,7 @@ BACKWARD = (
                 call.column_registers + call.other_registers <= min(255, call.regs_per_sm //
                 call.threads)
             ),
-            lambda call: call.chunk == 16 or (call.decay_form == 'clamp' and call.dtype == 'bf16'),
+            lambda call: call.chunk == 16 or call.quotient_rows,
             lambda call: call.chunk_warps * call.chunk_blocks <= call.most_row_warps,
             lambda call: call.row_chunks == 1 or (call.chunk == 16 and call.vec == 8),
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
