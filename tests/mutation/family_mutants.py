@@ -743,7 +743,7 @@ FAMILIES = (
         "B=1,T=45,H=1,K=16,V=16,dtype=bf16,decay_form=clamp",
         (
             Mistake("interval", r"if \(chunk \+ kAhead < chunks\)", "if (chunk + 4 < chunks)"),
-            Mistake("wait", r"cp_async_wait<Stages - 2>\(\);", ";", "kgen/wkv7/"),
+            Mistake("wait", r"cp_async_wait<Stages - 2>\(\);(\s*sync_warp)", r"\1", "kgen/wkv7/"),
             Mistake("last chunk", r"there = left_ > 8 \* half;", "there = true;"),
             Mistake("decay of the state",
                     r"(i < 4; \+\+i\)) state\[2 \* tile \+ n\]\[i\] \*= d\[i % 2\];", r"\1 ;"),
@@ -929,7 +929,7 @@ FAMILIES = (
         (
             Mistake("interval", r"if \(chunk \+ kAhead < chunks\)", "if (chunk + 3 < chunks)"),
             Mistake("slot", r"slot == Buffers::kSlots - 1 \? 0", "slot == 1 ? 0"),
-            Mistake("wait", r"cp_async_wait<kStages - 2>\(\);", ";", "kgen/wkv7/"),
+            Mistake("wait", r"cp_async_wait<kStages - 2>\(\);(\s*sync_warp)", r"\1", "kgen/wkv7/"),
             Mistake("last chunk", r"there = left_ > 8 \* half;", "there = true;"),
             Mistake("decay of the state",
                     r"fma\(state\[tile\]\[i\], d\[i % 2\], sum\[i\]\)",
