@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -67,14 +68,32 @@ class FakeSession:
             if build.set_running_or_notify_cancel():
                 build.set_result(artifact)
 
+    def cancelled(self) -> int:
+        """How many of the builds that wait were cancelled."""
+        with self._lock:
+            return sum(build.cancelled() for build, _ in self._waiting)
+
     @contextmanager
-    def letting_go(self) -> Iterator[None]:
-        """End builds soon after they are asked for."""
+    def letting_go(self, after_cancelled: int = 0) -> Iterator[None]:
+        """End builds soon after they are asked for.
+
+        Args:
+            after_cancelled: No build ends before the search has cancelled so many; after 10 s they
+                end in any case, so that a search that cancels none fails its test and ends.
+        """
         over = threading.Event()
+        latest = time.monotonic() + 10.0
 
         def go_on() -> None:
+            is_awaited = after_cancelled > 0
             while not over.wait(0.05):
-                self.not_reused()
+                is_awaited = (
+                    is_awaited
+                    and self.cancelled() < after_cancelled
+                    and time.monotonic() < latest
+                )
+                if not is_awaited:
+                    self.not_reused()
 
         thread = threading.Thread(target=go_on)
         thread.start()

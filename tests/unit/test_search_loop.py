@@ -425,7 +425,7 @@ def test_a_late_search_waits_for_the_first_config_of_a_variant(tmp_path: Path) -
     """The one that compiles at once is not the fastest."""
     session = FakeSession(tmp_path, {"a": 90.0, "b": 10.0}, slow=("b",))
     first = WarmStart((*A[:2], *B[:2]))
-    with session.letting_go():
+    with session.letting_go(after_cancelled=1):
         found = search(tmp_path, session, [*A, *B], first, 9, time_s=time.monotonic())
     assert found.ranking()[0].config == B[0]
     assert B[1] not in found.records, "its variant has a time by then"
@@ -433,7 +433,7 @@ def test_a_late_search_waits_for_the_first_config_of_a_variant(tmp_path: Path) -
 
 def test_a_late_search_does_not_wait_for_long(tmp_path: Path) -> None:
     session = FakeSession(tmp_path, {"a": 90.0, "b": 10.0}, slow=("b",))
-    with session.letting_go():
+    with session.letting_go(after_cancelled=2):
         found = search(tmp_path, session, [*A, *B], WarmStart((*A[:2], *B[:2])), 9,
                        time_s=time.monotonic(), overtime_s=0.0)
     assert {r.config.variant for r in found.records.values()} == {"a"}
