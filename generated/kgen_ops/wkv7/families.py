@@ -875,6 +875,10 @@ FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
         8)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "whole_heads": lambda call: (
+        call.warps == 8 or call.V <= 64 or call.K > 128 or (call.vec < 8) or (call.column_blocks <=
+        call.sm_count)
+    ),
     "spare_registers": lambda call: 48 if call.compute_capability >= 120 else 0,
     "state_registers": lambda call: (
         call.regs_per_sm // (32 * round_up(call.state_block_warps, 4) * call.state_blocks) // 8 * 8
@@ -936,6 +940,10 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         8)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "whole_heads": lambda call: (
+        call.warps == 8 or call.V <= 64 or call.K > 128 or (call.vec < 8) or (call.column_blocks <=
+        call.sm_count)
+    ),
 }
 
 FORWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1056,6 +1064,7 @@ FORWARD = (
                 call.decay_form == 'clamp' or call.initial_state_itemsize == 0 or (not call.on_gpu)
             ),
             lambda call: call.quotients or call.decay_form != 'clamp' or (not call.on_gpu),
+            lambda call: call.whole_heads or call.compute_capability != 90,
             lambda call: 2 * call.loop_blocks <= call.sm_count or not call.on_gpu,
             lambda call: (
                 call.loop_blocks * call.segments <= call.min_blocks * call.sm_count or not
@@ -1240,6 +1249,7 @@ FORWARD = (
                 call.decay_form == 'clamp' or call.initial_state_itemsize == 0 or (not call.on_gpu)
             ),
             lambda call: call.quotients or call.decay_form != 'clamp' or (not call.on_gpu),
+            lambda call: call.whole_heads or call.compute_capability != 90,
         ),
         bind=forward_warp_specialized,
     ),
@@ -1469,6 +1479,10 @@ BACKWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
         12 if call.chunk == 16 and call.V <= 64 and (call.compute_capability < 120) and (not
         call.precise) else 8
     ),
+    "whole_heads": lambda call: (
+        call.warps == 8 or call.V <= 64 or call.K > 128 or (call.vec < 8) or (call.column_blocks <=
+        call.sm_count)
+    ),
     "spare_registers": lambda call: (
         48 if call.compute_capability >= 120 else 0 if call.quotients and (not call.consumer_scores)
         else 24
@@ -1530,6 +1544,10 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "most_row_warps": lambda call: (
         12 if call.chunk == 16 and call.V <= 64 and (call.compute_capability < 120) and (not
         call.precise) else 8
+    ),
+    "whole_heads": lambda call: (
+        call.warps == 8 or call.V <= 64 or call.K > 128 or (call.vec < 8) or (call.column_blocks <=
+        call.sm_count)
     ),
     "few_heads": lambda call: (
         call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
@@ -1803,6 +1821,7 @@ BACKWARD = (
                 call.quotients if call.chunk == 32 else not call.quotient_rows or min(call.K,
                 call.V, call.T) < 64 or (not call.on_gpu)
             ),
+            lambda call: call.whole_heads or call.compute_capability != 90,
             lambda call: 2 * call.loop_blocks <= call.sm_count or not call.on_gpu,
             lambda call: (
                 call.loop_blocks * call.segments <= call.min_blocks * call.sm_count or not
@@ -1961,6 +1980,7 @@ BACKWARD = (
                 call.quotients if call.chunk == 32 else not call.quotient_rows or min(call.K,
                 call.V, call.T) < 64 or (not call.on_gpu)
             ),
+            lambda call: call.whole_heads or call.compute_capability != 90,
             lambda call: not call.few_heads,
         ),
         bind=backward_warp_specialized,
