@@ -33,6 +33,7 @@ from kgen.launch.host import HostDevice
 from kgen.model.artifact import Artifact, BuildFailure, BuildRequest, Rendered
 from kgen.model.digest import digest_of_text
 from kgen.model.plan import Launch, Plan
+from kgen.runtime.cache import read_file
 from kgen.trial.host_runs import RUNS
 from kgen.worker.messages import Candidate, Setup, Trial
 from kgen.worker.runner import Runner
@@ -79,7 +80,7 @@ def same_code(mutant: Mutant) -> bool:
     if mutant.plan:
         return False
     own, other = _build(mutant, "host"), _build_unmutated(mutant.subject)
-    return Path(own.path).read_bytes() == Path(other.path).read_bytes()
+    return read_file(own.path) == read_file(other.path)
 
 
 def passes_unmutated(subject: Subject) -> str:

@@ -123,7 +123,7 @@ OPERATORS = (
         "drop guard",
         (
             Edit(r"\bexists && ", ""),
-            Edit(r"\brow0 \+ r \* kGroups >= M \|\| ", ""),
+            Edit(r"!exists\(row0 \+ r \* kGroups, M\) \|\| ", ""),
             Edit(r"\bif \(row < M\)", "if (true)"),
             Edit(r"\bif \((?:row0 >= M|row >= rows\.M)\) return;", ";"),
             Edit(r"\bif \((?:column >= kN|n >= N|row >= M)\) (?:return|continue);", ";"),
