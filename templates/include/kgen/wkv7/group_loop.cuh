@@ -31,13 +31,13 @@
 
 namespace kgen::wkv7 {
 
-// A Config has W; kForm: of the decays; kK.
+// A Config has W; kForm: of the decays; kK; kVec: elements per copy.
 template <class Config>
 struct GroupLoop : ColumnTensors<bf16, typename Config::W> {
     using W = typename Config::W;
     using Half = HalfOperands<bf16>;
     using Tiles = GroupTiles;
-    using Producer = GroupProducer<W, Config::kK>;
+    using Producer = GroupProducer<W, Config::kK, Config::kVec>;
     static constexpr int kChunk = Tiles::kChunk, kColumns = Tiles::kColumns, kThreads = 256, kKeys = Config::kK;
     static constexpr int kSmemBytes = Tiles::kBytes + SwizzledPanels<8>::kBytes;
     static_assert(Config::kForm == DecayForm::clamp, "1 / P has a bound in this form alone");
@@ -85,16 +85,22 @@ private:
         float state[8][4];
         load_state(start, state);
         const int column = 16 * warp_in_warpgroup();
-        ColumnOutput<8, Direction::forward> outputs(*this, column, 0);
-        const bf16* next = this->c.first + v_row() * this->c.stride + v_piece() * 8;
-        copy_values(next, 0);
+        ColumnOutput<Config::kVec, Direction::forward> outputs(*this, column, 0);
+        GroupCopier<bf16, Config::kVec, kChunk, 128> copier(this->c, 0, static_cast<int>(thread_rank()));
+        i64 left = this->steps;
+        const auto copy = [&](int chunk) {
+            if (left > 0) copier.start(tiles().values(chunk), static_cast<int>(min(left, i64{kChunk})), this->width);
+            cp_async_commit();
+            copier.advance();
+            left -= kChunk;
+        };
+        copy(0);
         int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
             cp_async_wait<0>();
             named_barrier_sync(kFullBarrier, kThreads);  // all copies of v are there as well
-            next += kChunk * this->c.stride;
-            copy_values(next, chunk + 1);
+            copy(chunk + 1);
             Accumulators y;
             consume(chunk, slot, state, y);
             write(outputs, y, nonfinite);
@@ -103,24 +109,6 @@ private:
             decay_state(slot, state);
             slot = Tiles::next_slot(slot);
         }
-    }
-
-    static KGEN_DEVICE int v_row() { return static_cast<int>(thread_rank()) / 8; }
-    static KGEN_DEVICE int v_piece() { return static_cast<int>(thread_rank()) % 8; }
-
-    // Starts the copies of a chunk's v; next: what the thread copies first.
-    KGEN_DEVICE void copy_values(const bf16* next, int chunk) const {
-        bf16* to = tiles().values(chunk);
-        const i64 left = this->steps - i64{chunk} * kChunk;
-        if (left > 0) {
-#pragma unroll
-            for (int row = 0; row < kChunk; row += 16) {
-                const bool there = v_row() + row < left && 8 * v_piece() < this->width;
-                cp_async_or_zero<16>(to + Tiles::ScorePanels::offset(v_row() + row, v_piece()),
-                                     there ? next + row * this->c.stride : next, there);
-            }
-        }
-        cp_async_commit();
     }
 
     KGEN_DEVICE void load_state(const float* start, float (&state)[8][4]) const {
@@ -215,7 +203,7 @@ private:
         wgmma_wait<1>(y);
     }
 
-    static KGEN_DEVICE void write(ColumnOutput<8, Direction::forward>& outputs, Accumulators& y, float& nonfinite) {
+    static KGEN_DEVICE void write(ColumnOutput<Config::kVec, Direction::forward>& outputs, Accumulators& y, float& nonfinite) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float sixteen[2][4];

@@ -22,48 +22,15 @@
 
 #include "kgen/chunked/chunk_mma.cuh"
 #include "kgen/primitives/bulk_copy.cuh"
-#include "kgen/primitives/cp_async.cuh"
-#include "kgen/primitives/memory.cuh"
 #include "kgen/primitives/registers.cuh"
 #include "kgen/primitives/split_bf16.cuh"
 #include "kgen/wkv7/decay.cuh"
-#include "kgen/wkv7/group_tiles.cuh"
+#include "kgen/wkv7/group_copier.cuh"
 
 namespace kgen::wkv7 {
 
-// Copies a warp's eight steps of a tensor, chunk after chunk. Columns: of a row of the tensor, in copies of 16 bytes.
-template <class T, int Columns>
-class GroupCopier {
-    static constexpr int kVec = 16 / static_cast<int>(sizeof(T)), kPerRow = 64 / kVec, kSweep = kWarpSize / kPerRow;
-
-public:
-    KGEN_DEVICE GroupCopier(const StepPointer<T>& rows, int first_step)
-        : next_(rows.first + (first_step + row()) * rows.stride + kVec * piece()), stride_(rows.stride) {}
-
-    // To the warp's rows of a tile. `left` of its steps exist; the others become zeros, as columns beyond the last do.
-    KGEN_DEVICE void start(bf16* rows, int left) {
-        static_assert(Columns % kVec == 0, "copies must end with a row");
-#pragma unroll
-        for (int at = 0; at < 8; at += kSweep) {
-            const bool there = row() + at < left && (Columns == 64 || kVec * piece() < Columns);
-            cp_async_or_zero<16>(place(rows, row() + at), there ? next_ + at * stride_ : next_, there);
-        }
-        next_ += GroupTiles::kChunk * stride_;
-    }
-
-private:
-    static KGEN_DEVICE int row() { return lane_id() / kPerRow; }
-    static KGEN_DEVICE int piece() { return lane_id() % kPerRow; }
-    static KGEN_DEVICE void* place(bf16* rows, int row) {
-        if constexpr (sizeof(T) == 4) return reinterpret_cast<T*>(rows) + 64 * row + kVec * piece();
-        return rows + GroupTiles::RowPanels::offset(row, piece());
-    }
-
-    const T* next_;
-    i64 stride_;
-};
-
-template <class W, int Keys>
+// CopyVec: elements per copy.
+template <class W, int Keys, int CopyVec>
 class GroupProducer {
     static constexpr int kChunk = GroupTiles::kChunk, kSteps = 8, kLaneSteps = 4, kLaneKeys = 4;
     using Half = HalfOperands<bf16>;
@@ -77,11 +44,11 @@ public:
         : tiles_(tiles),
           warp_(warp),
           left_(steps - kSteps * warp),
-          r_(r, kSteps * warp),
-          k_(k, kSteps * warp),
-          a_(a, kSteps * warp),
-          b_(b, kSteps * warp),
-          w_(w, kSteps * warp) {
+          r_(r, kSteps * warp, lane_id()),
+          k_(k, kSteps * warp, lane_id()),
+          a_(a, kSteps * warp, lane_id()),
+          b_(b, kSteps * warp, lane_id()),
+          w_(w, kSteps * warp, lane_id()) {
         u32* scores = reinterpret_cast<u32*>(tiles.scores(0));  // those of steps with later ones stay zero
         for (int i = kWarpSize * warp + lane_id(); i < 2 * GroupTiles::ScorePanels::kPanel; i += 4 * kWarpSize)
             scores[i] = 0;
@@ -207,14 +174,20 @@ public:
     // Starts the copies of the next chunk but one; one group.
     KGEN_DEVICE void copy(int slot) {
         if (left_ > -kSteps * warp_) {  // else none is waited for
-            bf16* rows = tiles_.rows(slot) + 64 * kSteps * warp_;
+            bf16 *rows = tiles_.rows(slot) + 64 * kSteps * warp_, *of_w = rows + 64 * GroupTiles::kRLow;
+            if (sizeof(W) == 4) of_w += 64 * kSteps * warp_;
             const int left = static_cast<int>(max(min(left_, i64{kSteps}), i64{0}));
-            w_.start(tiles_.rows(slot) + 64 * GroupTiles::kRLow + 32 * static_cast<int>(sizeof(W)) * kSteps * warp_, left);
-            a_.start(rows + 64 * GroupTiles::kA, left);
-            r_.start(rows + 64 * GroupTiles::kR, left);
-            k_.start(rows + 64 * GroupTiles::kK, left);
-            b_.start(rows + 64 * GroupTiles::kB, left);
+            w_.start(of_w, left, Keys);
+            a_.start(rows + 64 * GroupTiles::kA, left, Keys);
+            r_.start(rows + 64 * GroupTiles::kR, left, Keys);
+            k_.start(rows + 64 * GroupTiles::kK, left, Keys);
+            b_.start(rows + 64 * GroupTiles::kB, left, Keys);
         }
+        w_.advance();
+        a_.advance();
+        r_.advance();
+        k_.advance();
+        b_.advance();
         cp_async_commit();
         left_ -= kChunk;
     }
@@ -295,16 +268,8 @@ private:
         const int row = lane_id() % 16, block = lane_id() / 16;
         const float* triangle = tiles_.triangle(2 * block);
         float found[16];
-#pragma unroll
-        for (int j = 0; j < 16; j += 4) copy_bytes<16>(found + j, triangle + row * GroupTiles::kBlockRow + j);
-#pragma unroll
-        for (int i = 14; i > 0; --i) {
-            float line[16];
-#pragma unroll
-            for (int j = 0; j < i; j += 4) copy_bytes<16>(line + j, triangle + i * GroupTiles::kBlockRow + j);
-#pragma unroll
-            for (int j = 0; j < i; ++j) found[j] = fma(found[i], line[j], found[j]);
-        }
+        read_line<16>(found, triangle + row * GroupTiles::kBlockRow);
+        add_complete<14>(found, triangle);
         bf16* to = panel + 64 * (16 * block + row);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -371,6 +336,26 @@ private:
             stmatrix_transposed(words[term], at + ((side + 4 * term) ^ later % 8) * 8);
     }
 
+    // The first elements of a row of the triangle, at least Count.
+    template <int Count>
+    static KGEN_DEVICE void read_line(float (&line)[16], const float* row) {
+#pragma unroll
+        for (int j = 0; j < Count; j += 4) {
+            const auto four = *reinterpret_cast<const Vec<float, 4>*>(row + j);
+#pragma unroll
+            for (int x = 0; x < 4; ++x) line[j + x] = four[x];
+        }
+    }
+    // Adds elements I to 1, which become complete in this order.
+    template <int I>
+    static KGEN_DEVICE void add_complete(float (&found)[16], const float* triangle) {
+        float line[16];
+        read_line<I>(line, triangle + I * GroupTiles::kBlockRow);
+#pragma unroll
+        for (int j = 0; j < I; ++j) found[j] = fma(found[I], line[j], found[j]);
+        if constexpr (I > 1) add_complete<I - 1>(found, triangle);
+    }
+
     // sums += x y of 16 x 16, of two terms each.
     static KGEN_DEVICE void multiply_terms(float (&sums)[2][4], const Half::A (&x)[2], const Half::B (&y)[2][2]) {
         for_term_products<2>([&](int i, int j) {
@@ -382,8 +367,8 @@ private:
     GroupTiles tiles_;
     int warp_;
     i64 left_;  // steps from the warp's first one of the next chunk that is copied
-    GroupCopier<bf16, Keys> r_, k_, a_, b_;
-    GroupCopier<W, Keys> w_;
+    GroupCopier<bf16, CopyVec, kSteps, kWarpSize> r_, k_, a_, b_;
+    GroupCopier<W, CopyVec, kSteps, kWarpSize> w_;
 };
 
 }  // namespace kgen::wkv7
