@@ -17,6 +17,7 @@ template <class T, int Vec, int Rows, int Threads>
 class GroupCopier {
     static constexpr int kVec = min(Vec, 16 / static_cast<int>(sizeof(T)));
     static constexpr int kPerRow = GroupTiles::kColumns / kVec, kCopies = Rows * kPerRow / Threads;
+    static constexpr int kSweep = Threads / kPerRow;  // rows of a copy by all threads; 0: parts of rows
     static constexpr int kUnrolled = kCopies <= 4 ? kCopies : 1;  // addresses of more would spill
 
 public:
@@ -24,22 +25,23 @@ public:
     KGEN_DEVICE GroupCopier(const StepPointer<T>& rows, i64 begin, int rank)
         : next_(rows.first + (begin + row(rank)) * rows.stride + column(rank)), stride_(rows.stride), rank_(rank) {}
 
-    // Starts the copies of a chunk's rows. `left` of them and `width` columns exist.
+    // Starts the copies of a chunk's rows, the next chunk's after that. `left` of them and `width` columns exist.
     KGEN_DEVICE void start(bf16* rows, int left, int width) {
 #pragma unroll kUnrolled
         for (int n = 0; n < kCopies; ++n) {
             const int i = rank_ + n * Threads, at = row(i), first = column(i);
             const bool there = at < left && first < width;
             const T* from = next_;
-            if (n > 0) from += (at - row(rank_)) * stride_ + (first - column(rank_));
+            if (kSweep == 0) from += (at - row(rank_)) * stride_ + (first - column(rank_));
             if constexpr (sizeof(T) * kVec >= 4) {
                 cp_async_or_zero<sizeof(T) * kVec>(place(rows, at, first), from, there);
             } else {
                 *place(rows, at, first) = there ? *from : from_float<T>(0.0f);
             }
+            if (kSweep > 0 && n + 1 < kCopies) next_ += kSweep * stride_;
         }
+        next_ += (GroupTiles::kChunk - (kCopies - 1) * kSweep) * stride_;
     }
-    KGEN_DEVICE void advance() { next_ += GroupTiles::kChunk * stride_; }
 
     // Where an element lies.
     static KGEN_DEVICE T* place(bf16* rows, int row, int column) {

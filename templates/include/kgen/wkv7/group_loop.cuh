@@ -91,7 +91,6 @@ private:
         const auto copy = [&](int chunk) {
             if (left > 0) copier.start(tiles().values(chunk), static_cast<int>(min(left, i64{kChunk})), this->width);
             cp_async_commit();
-            copier.advance();
             left -= kChunk;
         };
         copy(0);

@@ -61,11 +61,12 @@ public:
         cp_async_wait<1>();
         sync_warp();  // all lanes' copies are there
         bf16* rows = tiles_.rows(slot) + 64 * kSteps * warp_;
+        const OwnKeys own(opaque(lane_id()));
         // 1. Sums of logarithms: of the lane's steps, then of all before them.
         float sums[kLaneSteps][kLaneKeys], before[kLaneKeys];
 #pragma unroll
         for (int s = 0; s < kLaneSteps; ++s) {
-            read_logs(sums[s], rows, s);
+            read_logs(sums[s], rows, own, s);
 #pragma unroll
             for (int x = 0; x < kLaneKeys; ++x)
                 if (s > 0) sums[s][x] += sums[s > 0 ? s - 1 : 0][x];
@@ -74,15 +75,15 @@ public:
 #pragma unroll
         for (int x = 0; x < kLaneKeys; ++x) {
             const float all = sums[kLaneSteps - 1][x], other = shfl_xor(all, 16);
-            before[x] = late() ? other : 0.0f;
+            before[x] = own.late ? other : 0.0f;
             total[x] = all + other;
         }
-        *reinterpret_cast<Vec<float, kLaneKeys>*>(tiles_.totals(warp_) + key()) = total;
+        *reinterpret_cast<Vec<float, kLaneKeys>*>(tiles_.totals(warp_) + own.key) = total;
         named_barrier_sync(kProducersBarrier, 128);
 #pragma unroll
         for (int other = 0; other < 3; ++other) {
             if (other >= warp_) break;
-            const auto earlier = *reinterpret_cast<const Vec<float, kLaneKeys>*>(tiles_.totals(other) + key());
+            const auto earlier = *reinterpret_cast<const Vec<float, kLaneKeys>*>(tiles_.totals(other) + own.key);
 #pragma unroll
             for (int x = 0; x < kLaneKeys; ++x) before[x] += earlier[x];
         }
@@ -92,7 +93,7 @@ public:
         for (int x = 0; x < kLaneKeys; ++x) product[x] = fast_exp2(before[x]);
 #pragma unroll
         for (int s = 0; s < kLaneSteps; ++s) {
-            bf16* at = rows + place(s);
+            bf16* at = rows + own.place(s);
             put_row<1>(at + 64 * GroupTiles::kA, nullptr, product);
             float inverse[kLaneKeys];
 #pragma unroll
@@ -105,11 +106,11 @@ public:
             put_row<2>(at + 64 * GroupTiles::kK, at + 64 * GroupTiles::kKLow, inverse);
             put_row<1>(at + 64 * GroupTiles::kB, nullptr, inverse);
         }
-        if (warp_ == 3 && late()) {
+        if (warp_ == 3 && own.late) {
             Vec<float, kLaneKeys> last;
 #pragma unroll
             for (int x = 0; x < kLaneKeys; ++x) last[x] = product[x];
-            *reinterpret_cast<Vec<float, kLaneKeys>*>(tiles_.decay(slot) + key()) = last;
+            *reinterpret_cast<Vec<float, kLaneKeys>*>(tiles_.decay(slot) + own.key) = last;
         }
         fence_proxy_async();
         named_barrier_sync(kProducersBarrier, 128);
@@ -138,7 +139,8 @@ public:
 
     // Scores and inverse from these products. Nothing reads those of the chunk before any more.
     KGEN_DEVICE void put_scores(const float (&sums)[8][4]) const {
-        const MmaLane lane = mma_lane();
+        const int rank = opaque(lane_id());
+        const MmaLane lane{rank / 4, rank % 4};
         const bool of_r = warp_ >= 2;
         const int block = warp_ % 2;
         const int limit = 16 * block + lane.g - 2 * lane.q + (of_r ? 1 : 0);  // a step of R reads its own update
@@ -157,9 +159,9 @@ public:
                     k[i] = read ? sums[n][2 * half + i] : 0.0f;
                     b[i] = read ? sums[4 + n][2 * half + i] : 0.0f;
                 }
-                put_pair(of_k + 512 * half, n, k);
+                put_pair(of_k + 512 * half, lane, n, k);
                 if (of_r) {
-                    put_pair(of_b + 512 * half, n, b);
+                    put_pair(of_b + 512 * half, lane, n, b);
                 } else {
                     *reinterpret_cast<Vec<float, 2>*>(triangle + n / 2 * GroupTiles::kBlock +
                                                       8 * half * GroupTiles::kBlockRow + n % 2 * 8) = {{b[0], b[1]}};
@@ -183,24 +185,22 @@ public:
             k_.start(rows + 64 * GroupTiles::kK, left, Keys);
             b_.start(rows + 64 * GroupTiles::kB, left, Keys);
         }
-        w_.advance();
-        a_.advance();
-        r_.advance();
-        k_.advance();
-        b_.advance();
         cp_async_commit();
         left_ -= kChunk;
     }
 
 private:
-    // Of the lane: whether it has the later four of the warp's steps; its first key.
-    static KGEN_DEVICE bool late() { return lane_id() >= 16; }
-    static KGEN_DEVICE int key() { return lane_id() % 16 * kLaneKeys; }
-    // Its keys of a step, from the warp's first row of a tile on.
-    static KGEN_DEVICE int place(int s) {
-        const int first = late() ? 4 : 0, piece = lane_id() % 16 / 2 ^ first;
-        return ((64 * first + 8 * piece + lane_id() % 2 * 4) ^ 8 * s) + 64 * s;
-    }
+    // What a lane has of the warp's steps. Functions get it from an opaque lane: the compiler would keep the places of
+    // all of them in registers.
+    struct OwnKeys {
+        bool late;  // whether it has the last four steps
+        int key, first;  // its first key; where its keys of the first step lie, from the warp's first row of a tile on
+
+        KGEN_DEVICE explicit OwnKeys(int lane)
+            : late(lane >= 16), key(lane % 16 * kLaneKeys), first(GroupTiles::RowPanels::offset(lane / 16 * 4, key / 8) + key % 8) {}
+        // The same of a later step.
+        KGEN_DEVICE int place(int s) const { return (first ^ 8 * s) + 64 * s; }
+    };
 
     static KGEN_DEVICE float value(const Words& words, int x) {
         const f32x2 two = unpack2<bf16>(words[x / 2]);
@@ -208,10 +208,10 @@ private:
     }
 
     // The base-2 logarithms of the decays of a lane's step.
-    KGEN_DEVICE void read_logs(float (&logs)[kLaneKeys], const bf16* rows, int s) const {
+    KGEN_DEVICE void read_logs(float (&logs)[kLaneKeys], const bf16* rows, const OwnKeys& own, int s) const {
         Vec<float, kLaneKeys> w;
         if constexpr (sizeof(W) == 2) {
-            const Words words = *reinterpret_cast<const Words*>(rows + 64 * GroupTiles::kRLow + place(s));
+            const Words words = *reinterpret_cast<const Words*>(rows + 64 * GroupTiles::kRLow + own.place(s));
 #pragma unroll
             for (int x = 0; x < kLaneKeys; x += 2) {
                 const f32x2 two = unpack2<W>(words[x / 2]);
@@ -220,7 +220,7 @@ private:
             }
         } else {
             const float* from = reinterpret_cast<const float*>(rows + 64 * GroupTiles::kRLow + 64 * kSteps * warp_);
-            w = *reinterpret_cast<const Vec<float, kLaneKeys>*>(from + 64 * ((late() ? 4 : 0) + s) + key());
+            w = *reinterpret_cast<const Vec<float, kLaneKeys>*>(from + 64 * ((own.late ? 4 : 0) + s) + own.key);
         }
 #pragma unroll
         for (int x = 0; x < kLaneKeys; ++x) logs[x] = fast_clamp_log2(w[x]);
@@ -245,14 +245,13 @@ private:
 
     // Operands A of 64 keys, from 16 rows of a panel.
     static KGEN_DEVICE void read_a(u32 (&x)[4][4], const bf16* rows) {
-        const int first = GroupTiles::RowPanels::offset(lane_id() % 16, lane_id() / 16);
+        const int lane = opaque(lane_id()), first = GroupTiles::RowPanels::offset(lane % 16, lane / 16);
 #pragma unroll
         for (int t = 0; t < 4; ++t) ldmatrix<4>(x[t], rows + (first ^ 16 * t));
     }
 
     // Two scores of a row, steps 8 n + 2 q on.
-    static KGEN_DEVICE void put_pair(bf16* row, int n, const float (&pair)[2]) {
-        const MmaLane lane = mma_lane();
+    static KGEN_DEVICE void put_pair(bf16* row, const MmaLane& lane, int n, const float (&pair)[2]) {
         u32 terms[2];
         split_bf16(pair[0], pair[1], terms);
 #pragma unroll
@@ -265,7 +264,7 @@ private:
         bf16* panel = tiles_.scores(GroupTiles::kInverse);
         // 1. N = T - I of both blocks: N = L + N L. Lane l has row l % 16 of block l / 16. Each element that is
         //    complete is added to all earlier ones of its row.
-        const int row = lane_id() % 16, block = lane_id() / 16;
+        const int rank = opaque(lane_id()), row = rank % 16, block = rank / 16;
         const float* triangle = tiles_.triangle(2 * block);
         float found[16];
         read_line<16>(found, triangle + row * GroupTiles::kBlockRow);
@@ -288,8 +287,8 @@ private:
         to[((2 * block + row / 8) ^ row % 8) * 8 + row % 8] = from_float<bf16>(1.0f);
         sync_warp();
         // 2. T21^T = (T11^T L21^T) T22^T, by tiles of 8 steps of the later block.
-        const MmaLane lane = mma_lane();
-        const int later = lane_id() % 8 + lane_id() / 16 * 8, side = lane_id() / 8 % 2;  // what lanes pass to ldmatrix
+        const MmaLane lane{rank / 4, rank % 4};
+        const int later = rank % 8 + rank / 16 * 8, side = rank / 8 % 2;  // what lanes pass to ldmatrix
         float sums[2][4] = {}, of_later[2][4] = {};
         Half::A x[2];
         Half::B y[2][2];  // term, tile
