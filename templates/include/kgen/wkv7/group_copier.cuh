@@ -7,6 +7,7 @@
 
 #include "kgen/primitives/cp_async.cuh"
 #include "kgen/primitives/memory.cuh"
+#include "kgen/primitives/registers.cuh"
 #include "kgen/recurrent/recurrence.cuh"
 #include "kgen/wkv7/group_tiles.cuh"
 
@@ -27,12 +28,13 @@ public:
 
     // Starts the copies of a chunk's rows, the next chunk's after that. `left` of them and `width` columns exist.
     KGEN_DEVICE void start(bf16* rows, int left, int width) {
+        const int rank = opaque(rank_);  // else places in panels would take registers all the time
 #pragma unroll kUnrolled
         for (int n = 0; n < kCopies; ++n) {
-            const int i = rank_ + n * Threads, at = row(i), first = column(i);
+            const int i = rank + n * Threads, at = row(i), first = column(i);
             const bool there = at < left && first < width;
             const T* from = next_;
-            if (kSweep == 0) from += (at - row(rank_)) * stride_ + (first - column(rank_));
+            if (kSweep == 0) from += (at - row(rank)) * stride_ + (first - column(rank));
             if constexpr (sizeof(T) * kVec >= 4) {
                 cp_async_or_zero<sizeof(T) * kVec>(place(rows, at, first), from, there);
             } else {

@@ -1,8 +1,9 @@
 // wkv7 forward by two warpgroups, in chunks of 32 steps; bf16 operands (wgmma, sm_90a), decays of the form clamp alone,
 // up to 64 keys. A block has up to 64 value features of a head.
 //
-// The producer warpgroup (group_producer.cuh) computes rows with decays, scores and the inverse of a chunk, while the
-// consumer warpgroup computes the chunk before. That has the state in registers:
+// The producer warpgroup (group_producer.cuh) computes rows with decays and scores of a chunk, while the consumer
+// warpgroup computes the chunk before. That has the state in registers, and its warps take turns with the inverse
+// (group_inverse.cuh):
 //
 //     X  = A S + (A K^T) V          sa = (I - A B^T)^-1 X
 //     y  = R S + (R K^T) V + (R B^T) sa
@@ -27,6 +28,7 @@
 
 #include "kgen/chunked/chunk_attention.cuh"
 #include "kgen/wkv7/column_outputs.cuh"
+#include "kgen/wkv7/group_inverse.cuh"
 #include "kgen/wkv7/group_producer.cuh"
 
 namespace kgen::wkv7 {
@@ -84,14 +86,11 @@ private:
     KGEN_DEVICE void consume_all(const float* start, int chunks, float& nonfinite) const {
         float state[8][4];
         load_state(start, state);
-        const int column = 16 * warp_in_warpgroup();
-        ColumnOutput<Config::kVec, Direction::forward> outputs(*this, column, 0);
         GroupCopier<bf16, Config::kVec, kChunk, 128> copier(this->c, 0, static_cast<int>(thread_rank()));
-        i64 left = this->steps;
         const auto copy = [&](int chunk) {
+            const i64 left = this->steps - i64{chunk} * kChunk;
             if (left > 0) copier.start(tiles().values(chunk), static_cast<int>(min(left, i64{kChunk})), this->width);
             cp_async_commit();
-            left -= kChunk;
         };
         copy(0);
         int slot = 0;
@@ -102,7 +101,7 @@ private:
             copy(chunk + 1);
             Accumulators y;
             consume(chunk, slot, state, y);
-            write(outputs, y, nonfinite);
+            write(chunk, y, nonfinite);
             wgmma_wait<0>(state);
             named_barrier_arrive<kThreads>(kConsumedBarrier);
             decay_state(slot, state);
@@ -158,13 +157,19 @@ private:
     // y is complete at the end; the last products with the state are not.
     static KGEN_DEVICE void consume(int chunk, int slot, float (&state)[8][4], Accumulators& y) {
         const Tiles from = tiles();
+        // Before all products: ptxas would make each of them wait for the one before where one warp branches meanwhile.
+        if (warp_in_warpgroup() == (chunk & 3)) {
+            GroupInverse::put(from);
+            fence_proxy_async();
+        }
         u32 v[2][4], s[4][4];
-        const int row = lane_id() % 8 + lane_id() / 16 * 8;
+        const int lane = opaque(lane_id()), row = lane % 8 + lane / 16 * 8;
         const bf16* values = from.values(chunk) +
-                             Tiles::ScorePanels::offset(row, 2 * warp_in_warpgroup() + lane_id() / 8 % 2);
+                             Tiles::ScorePanels::offset(row, 2 * warp_in_warpgroup() + lane / 8 % 2);
 #pragma unroll
         for (int t = 0; t < 2; ++t) ldmatrix<4, true>(v[t], values + 16 * 64 * t);
         round(s, state);
+        named_barrier_sync(kInverseBarrier, 128);
 
         // 1. What the chunk reads of v and of the state.
         Accumulators x, sa;
@@ -202,7 +207,9 @@ private:
         wgmma_wait<1>(y);
     }
 
-    static KGEN_DEVICE void write(ColumnOutput<Config::kVec, Direction::forward>& outputs, Accumulators& y, float& nonfinite) {
+    KGEN_DEVICE void write(int chunk, Accumulators& y, float& nonfinite) const {
+        // Its places take registers that the inverse needs.
+        ColumnOutput<Config::kVec, Direction::forward> outputs(*this, 16 * warp_in_warpgroup(), i64{chunk} * kChunk);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float sixteen[2][4];
@@ -213,7 +220,7 @@ private:
     }
 
     static KGEN_DEVICE void decay_state(int slot, float (&state)[8][4]) {
-        const float* decay = tiles().decay(slot) + 2 * mma_lane().q;
+        const float* decay = tiles().decay(slot) + 2 * (opaque(lane_id()) % 4);
 #pragma unroll
         for (int tile = 0; tile < 8; ++tile) {
             const auto d = *reinterpret_cast<const Vec<float, 2>*>(decay + 8 * tile);
