@@ -72,11 +72,13 @@ private:
             producer.put_rows(slot);
             float sums[8][4];
             producer.multiply(slot, sums);
+            typename Producer::Scores scores;
+            producer.round_scores(scores, sums);
             if (chunk > 0) named_barrier_sync(kConsumedBarrier, kThreads);  // of the chunk before
-            producer.copy(slot_ahead);
-            producer.put_scores(sums);
+            producer.put_scores(scores);
             fence_proxy_async();
             named_barrier_arrive<kThreads>(kFullBarrier);
+            producer.copy(slot_ahead);
             slot = Tiles::next_slot(slot);
             slot_ahead = Tiles::next_slot(slot_ahead);
         }
@@ -101,10 +103,10 @@ private:
             copy(chunk + 1);
             Accumulators y;
             consume(chunk, slot, state, y);
-            write(chunk, y, nonfinite);
             wgmma_wait<0>(state);
             named_barrier_arrive<kThreads>(kConsumedBarrier);
             decay_state(slot, state);
+            write(chunk, y, nonfinite);
             slot = Tiles::next_slot(slot);
         }
     }
