@@ -10,8 +10,8 @@
 // Rows: a warp has eight steps, of which it copies the inputs itself. A lane has four keys of four steps, reads them
 // from where it writes the rows, and gets the sums of earlier steps by a shuffle and from the other warps.
 //
-// Precision: R and K have two terms, A and B one; scores have two. They have all products of terms
-// but those of two low ones. Decays of 1 are exact. Inputs above 2^99 may give Inf: the loop then computes step by step.
+// Precision: R and K have two terms, A and B one; scores have two, and are sums of all products of terms but those of
+// two low ones. Decays of 1 are exact. Inputs above 2^99 may give Inf: the loop then computes step by step.
 //
 // Synchronisation: group_tiles.cuh names the barriers. All warps call all functions.
 #pragma once
@@ -133,7 +133,7 @@ public:
         wgmma_wait<0>(sums, x, low);
     }
 
-    // A warp's scores: tile of eight steps, half of the rows, those of K and of B, and words: two terms of a pair, or a
+    // A warp's scores: tile of eight steps, half of the rows, those with K and with B, words: two terms of a pair, or a
     // pair of the triangle in fp32.
     using Scores = u32[4][2][2][2];
 
@@ -196,14 +196,17 @@ public:
     }
 
 private:
-    // What a lane has of the warp's steps. Functions get it from an opaque lane: the compiler would keep the places of
-    // all of them in registers.
+    // What a lane has of the warp's steps. Functions get it from an opaque lane, lest the compiler keeps all places in
+    // registers from chunk to chunk.
     struct OwnKeys {
         bool late;  // whether it has the last four steps
-        int key, first;  // its first key; where its keys of the first step lie, from the warp's first row of a tile on
+        int key;    // its first one
+        int first;  // where its keys of its first step lie, from the warp's first row of a tile on
 
         KGEN_DEVICE explicit OwnKeys(int lane)
-            : late(lane >= 16), key(lane % 16 * kLaneKeys), first(GroupTiles::RowPanels::offset(lane / 16 * 4, key / 8) + key % 8) {}
+            : late(lane >= 16),
+              key(lane % 16 * kLaneKeys),
+              first(GroupTiles::RowPanels::offset(lane / 16 * kLaneSteps, key / 8) + key % 8) {}
         // The same of a later step.
         KGEN_DEVICE int place(int s) const { return (first ^ 8 * s) + 64 * s; }
     };
