@@ -133,8 +133,8 @@ public:
         wgmma_wait<0>(sums, x, low);
     }
 
-    // A warp's scores: tile of eight steps, half of the rows, those with K and with B, words: two terms of a pair, or a
-    // pair of the triangle in fp32.
+    // A warp's scores: tile of eight steps, half of the rows, those with K and with B, words: two terms of a pair, or
+    // a pair of the triangle in fp32.
     using Scores = u32[4][2][2][2];
 
     // Scores and the triangle from these products, in registers: consumers may still read those of the chunk before.
@@ -196,8 +196,8 @@ public:
     }
 
 private:
-    // What a lane has of the warp's steps. Functions get it from an opaque lane, lest the compiler keeps all places in
-    // registers from chunk to chunk.
+    // What a lane has of the warp's steps. Functions get it from an opaque lane, lest the compiler keeps all places
+    // in registers from chunk to chunk.
     struct OwnKeys {
         bool late;  // whether it has the last four steps
         int key;    // its first one

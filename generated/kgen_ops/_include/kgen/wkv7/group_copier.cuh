@@ -1,8 +1,8 @@
-// Asynchronous copies of rows of up to 64 columns to panels in shared memory (wgmma.cuh), chunk after chunk of 32 steps.
+// Asynchronous copies of rows of up to 64 columns to panels in shared memory (wgmma.cuh), 32 steps after the other.
 //
 // Layout: a panel of bf16, or rows of 64 fp32 without swizzle. What lies beyond the last step or column is zero.
 //
-// Synchronisation: the caller commits, waits, and synchronises the threads before others than the one that copied read.
+// Synchronisation: the caller commits, waits, and synchronises the threads that read with those that copied.
 #pragma once
 
 #include "kgen/primitives/cp_async.cuh"

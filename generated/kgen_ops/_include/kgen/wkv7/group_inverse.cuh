@@ -3,8 +3,8 @@
 // T has blocks of 16 steps: T11 and T22 are inverses, T21 = T22 L21 T11. A warp computes T11 and T22 side by side, by
 // substitution in fp32, a row per lane, and T21 by mma with two bf16 terms.
 //
-// Shared memory: GroupTiles, L in `triangle`, T with a high and a low term in the panel kInverse, whose upper block is
-// zero from the beginning. Synchronisation: none here but within the warp.
+// Shared memory: GroupTiles; L in `triangle`, T with a high and a low term in the panel kInverse, whose upper block
+// is zero from the beginning. Synchronisation: none here but within the warp.
 #pragma once
 
 #include "kgen/chunked/chunk_mma.cuh"

@@ -1,5 +1,5 @@
-// wkv7 forward by two warpgroups, in chunks of 32 steps; bf16 operands (wgmma, sm_90a), decays of the form clamp alone,
-// up to 64 keys. A block has up to 64 value features of a head.
+// wkv7 forward by two warpgroups, in chunks of 32 steps; bf16 operands (wgmma, sm_90a), decays of the form clamp
+// alone, up to 64 keys. A block has up to 64 value features of a head.
 //
 // The producer warpgroup (group_producer.cuh) computes rows with decays and scores of a chunk, while the consumer
 // warpgroup computes the chunk before. That has the state in registers, and its warps take turns with the inverse
@@ -12,8 +12,8 @@
 // Rows, the state, X and sa are rounded to bf16 as operands; R, K, scores and the inverse have a low term. Sums are
 // fp32.
 //
-// NaN and Inf: as in specialized_loop.cuh. Where an output is not finite the block computes its sequence again, step by
-// step.
+// NaN and Inf: as in specialized_loop.cuh. Where an output is not finite the block computes its sequence again, step
+// by step.
 //
 // Layout: S, X, sa and y are transposed accumulators, whose rows are value features. Those of one product become
 // operand A of the next one in registers. Operands B are panels in shared memory, which the four warps of a product
@@ -21,9 +21,9 @@
 //
 // Shared memory: GroupTiles, from the next multiple of 1024 bytes on.
 //
-// Synchronisation: two named barriers per chunk, at which one warpgroup waits and the other one arrives: kFullBarrier,
-// from which on consumers read a chunk, and kConsumedBarrier, from which on producers overwrite its scores and the slot
-// of its rows. Inputs come by cp.async to the slots of rows, two chunks ahead; v one chunk ahead.
+// Synchronisation: at two named barriers per chunk one warpgroup waits, and the other one arrives: at kFullBarrier,
+// from which on consumers read a chunk, and at kConsumedBarrier, from which on producers overwrite its scores and the
+// slot of its rows. Inputs come by cp.async to the slots of rows, two chunks ahead; v comes one chunk ahead.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -72,11 +72,13 @@ private:
             producer.put_rows(slot);
             float sums[8][4];
             producer.multiply(slot, sums);
+            typename Producer::Scores scores;
+            producer.round_scores(scores, sums);
             if (chunk > 0) named_barrier_sync(kConsumedBarrier, kThreads);  // of the chunk before
-            producer.copy(slot_ahead);
-            producer.put_scores(sums);
+            producer.put_scores(scores);
             fence_proxy_async();
             named_barrier_arrive<kThreads>(kFullBarrier);
+            producer.copy(slot_ahead);
             slot = Tiles::next_slot(slot);
             slot_ahead = Tiles::next_slot(slot_ahead);
         }
@@ -101,10 +103,10 @@ private:
             copy(chunk + 1);
             Accumulators y;
             consume(chunk, slot, state, y);
-            write(chunk, y, nonfinite);
             wgmma_wait<0>(state);
             named_barrier_arrive<kThreads>(kConsumedBarrier);
             decay_state(slot, state);
+            write(chunk, y, nonfinite);
             slot = Tiles::next_slot(slot);
         }
     }
@@ -157,7 +159,7 @@ private:
     // y is complete at the end; the last products with the state are not.
     static KGEN_DEVICE void consume(int chunk, int slot, float (&state)[8][4], Accumulators& y) {
         const Tiles from = tiles();
-        // Before all products: ptxas would make each of them wait for the one before where one warp branches meanwhile.
+        // Before all products: where one warp branches meanwhile, ptxas lets each product wait for the one before.
         if (warp_in_warpgroup() == (chunk & 3)) {
             GroupInverse::put(from);
             fence_proxy_async();

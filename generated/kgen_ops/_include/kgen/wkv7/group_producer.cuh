@@ -10,8 +10,8 @@
 // Rows: a warp has eight steps, of which it copies the inputs itself. A lane has four keys of four steps, reads them
 // from where it writes the rows, and gets the sums of earlier steps by a shuffle and from the other warps.
 //
-// Precision: R and K have two terms, A and B one; scores have two. They have all products of terms
-// but those of two low ones. Decays of 1 are exact. Inputs above 2^99 may give Inf: the loop then computes step by step.
+// Precision: R and K have two terms, A and B one; scores have two, and are sums of all products of terms but those of
+// two low ones. Decays of 1 are exact. Inputs above 2^99 may give Inf: the loop then computes step by step.
 //
 // Synchronisation: group_tiles.cuh names the barriers. All warps call all functions.
 #pragma once
@@ -117,7 +117,7 @@ public:
         const bf16* rows = tiles_.rows(slot);
         u32 x[4][4], low[4][4] = {};
         read_a(x, rows + 64 * 16 * warp_);
-        if (warp_ >= 2) read_a(low, rows + 64 * (GroupTiles::kRLow - GroupTiles::kR + 16 * warp_));
+        if (of_r()) read_a(low, rows + 64 * (GroupTiles::kRLow - GroupTiles::kR + 16 * warp_));
 #pragma unroll
         for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = 0.0f;
         const auto updates = tiles_.row_operand(slot, GroupTiles::kK);
@@ -133,37 +133,50 @@ public:
         wgmma_wait<0>(sums, x, low);
     }
 
-    // Scores and the triangle from these products. Nothing reads those of the chunk before any more.
-    KGEN_DEVICE void put_scores(const float (&sums)[8][4]) const {
+    // A warp's scores: tile of eight steps, half of the rows, those with K and with B, words: two terms of a pair, or
+    // a pair of the triangle in fp32.
+    using Scores = u32[4][2][2][2];
+
+    // Scores and the triangle from these products, in registers: consumers may still read those of the chunk before.
+    KGEN_DEVICE void round_scores(Scores& scores, const float (&sums)[8][4]) const {
+        const int rank = opaque(lane_id());
+        const int limit = 16 * (warp_ % 2) + rank / 4 - 2 * (rank % 4) + (of_r() ? 1 : 0);  // R reads its own update
+        for_tiles([&](int n, int half) {
+            float pairs[2][2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const bool read = 8 * n + i < limit + 8 * half;
+                pairs[0][i] = read ? sums[n][2 * half + i] : 0.0f;
+                pairs[1][i] = read ? sums[4 + n][2 * half + i] : 0.0f;
+            }
+            split_bf16(pairs[0][0], pairs[0][1], scores[n][half][0]);
+            if (of_r()) {
+                split_bf16(pairs[1][0], pairs[1][1], scores[n][half][1]);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) scores[n][half][1][i] = bit_cast<u32>(pairs[1][i]);
+            }
+        });
+    }
+
+    // To shared memory. Nothing reads those of the chunk before any more.
+    KGEN_DEVICE void put_scores(const Scores& scores) const {
         const int rank = opaque(lane_id());
         const MmaLane lane{rank / 4, rank % 4};
-        const bool of_r = warp_ >= 2;
-        const int block = warp_ % 2;
-        const int limit = 16 * block + lane.g - 2 * lane.q + (of_r ? 1 : 0);  // a step of R reads its own update
-        bf16* of_k = tiles_.scores(of_r ? GroupTiles::kScoreRK : GroupTiles::kScoreAK) + 64 * (16 * block + lane.g);
-        bf16* of_b = tiles_.scores(GroupTiles::kScoreRB) + 64 * (16 * block + lane.g);
-        float* triangle = tiles_.triangle(block) + lane.g * GroupTiles::kBlockRow + 2 * lane.q;
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            if (n >= 2 && block == 0) break;
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float k[2], b[2];
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const bool read = 8 * n + i < limit + 8 * half;
-                    k[i] = read ? sums[n][2 * half + i] : 0.0f;
-                    b[i] = read ? sums[4 + n][2 * half + i] : 0.0f;
-                }
-                put_pair(of_k + 512 * half, lane, n, k);
-                if (of_r) {
-                    put_pair(of_b + 512 * half, lane, n, b);
-                } else {
-                    *reinterpret_cast<Vec<float, 2>*>(triangle + n / 2 * GroupTiles::kBlock +
-                                                      8 * half * GroupTiles::kBlockRow + n % 2 * 8) = {{b[0], b[1]}};
-                }
+        const int row = 64 * (16 * (warp_ % 2) + lane.g);
+        bf16* of_k = tiles_.scores(of_r() ? GroupTiles::kScoreRK : GroupTiles::kScoreAK) + row;
+        bf16* of_b = tiles_.scores(GroupTiles::kScoreRB) + row;
+        float* triangle = tiles_.triangle(warp_ % 2) + lane.g * GroupTiles::kBlockRow + 2 * lane.q;
+        for_tiles([&](int n, int half) {
+            put_pair(of_k + 512 * half, lane, n, scores[n][half][0]);
+            if (of_r()) {
+                put_pair(of_b + 512 * half, lane, n, scores[n][half][1]);
+            } else {
+                *reinterpret_cast<Vec<u32, 2>*>(triangle + n / 2 * GroupTiles::kBlock +
+                                                8 * half * GroupTiles::kBlockRow + n % 2 * 8) = {
+                    {scores[n][half][1][0], scores[n][half][1][1]}};
             }
-        }
+        });
     }
 
     // Starts the copies of the next chunk but one; one group.
@@ -183,14 +196,17 @@ public:
     }
 
 private:
-    // What a lane has of the warp's steps. Functions get it from an opaque lane: the compiler would keep the places of
-    // all of them in registers.
+    // What a lane has of the warp's steps. Functions get it from an opaque lane, lest the compiler keeps all places
+    // in registers from chunk to chunk.
     struct OwnKeys {
         bool late;  // whether it has the last four steps
-        int key, first;  // its first key; where its keys of the first step lie, from the warp's first row of a tile on
+        int key;    // its first one
+        int first;  // where its keys of its first step lie, from the warp's first row of a tile on
 
         KGEN_DEVICE explicit OwnKeys(int lane)
-            : late(lane >= 16), key(lane % 16 * kLaneKeys), first(GroupTiles::RowPanels::offset(lane / 16 * 4, key / 8) + key % 8) {}
+            : late(lane >= 16),
+              key(lane % 16 * kLaneKeys),
+              first(GroupTiles::RowPanels::offset(lane / 16 * kLaneSteps, key / 8) + key % 8) {}
         // The same of a later step.
         KGEN_DEVICE int place(int s) const { return (first ^ 8 * s) + 64 * s; }
     };
@@ -243,10 +259,21 @@ private:
         for (int t = 0; t < 4; ++t) ldmatrix<4>(x[t], rows + (first ^ 16 * t));
     }
 
+    // Whether the warp's rows are of R.
+    KGEN_DEVICE bool of_r() const { return warp_ >= 2; }
+    // Calls body(n, half) for the warp's scores that are not all above the diagonal: of 8 steps each.
+    template <class Body>
+    KGEN_DEVICE void for_tiles(Body body) const {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            if (n >= 2 && warp_ % 2 == 0) break;
+            body(n, 0);
+            body(n, 1);
+        }
+    }
+
     // Two scores of a row, steps 8 n + 2 q on.
-    static KGEN_DEVICE void put_pair(bf16* row, const MmaLane& lane, int n, const float (&pair)[2]) {
-        u32 terms[2];
-        split_bf16(pair[0], pair[1], terms);
+    static KGEN_DEVICE void put_pair(bf16* row, const MmaLane& lane, int n, const u32 (&terms)[2]) {
 #pragma unroll
         for (int term = 0; term < 2; ++term)
             *reinterpret_cast<u32*>(row + ((n + 4 * term) ^ lane.g) * 8 + 2 * lane.q) = terms[term];

@@ -1,4 +1,4 @@
-// Shared memory of a chunk of 32 steps of wkv7 by warpgroups (group_loop.cuh); bf16, up to 64 keys and 64 value features.
+// Shared memory of chunks of 32 steps of wkv7 by warpgroups (group_loop.cuh); bf16, up to 64 keys and value features.
 //
 // Layout: panels with the 128-byte swizzle (wgmma.cuh), 64 columns each.
 //
