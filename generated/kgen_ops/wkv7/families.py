@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "d24545cbe554f3fe2de9bff6abf83b7d"
+HEADERS = "3f038aaa8049b7be9eefd5c0ffe800af"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -94,6 +94,52 @@ def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
             w_stride_b, w_stride_t, w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
             v_stride_t, v_stride_h, a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t,
             b_stride_h, y_stride_b, y_stride_t, y_stride_h, scale,
+        )
+
+    return run
+
+
+def forward_warpgroups(file: KernelFile, call: Call) -> Run:
+    """Launch the forward warpgroups."""
+    smem_bytes = call.smem_bytes
+    column_blocks = call.column_blocks
+    size_t = call.T
+    size_h = call.H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    a_stride_b = call.a_stride_B
+    a_stride_t = call.a_stride_T
+    a_stride_h = call.a_stride_H
+    b_stride_b = call.b_stride_B
+    b_stride_t = call.b_stride_T
+    b_stride_h = call.b_stride_H
+    y_stride_b = call.y_stride_B
+    y_stride_t = call.y_stride_T
+    y_stride_h = call.y_stride_H
+    launch = file.launcher(
+        "wkv7_forward", "pppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(256, 1, 1), smem=smem_bytes,
+    )
+
+    def run(
+        stream: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
+        cu_seqlens: int, y: int, final_state: int, scale: float,
+    ) -> None:
+        launch(
+            stream, column_blocks, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y, size_t,
+            size_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t, w_stride_h,
+            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b,
+            a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b, y_stride_t,
+            y_stride_h, scale,
         )
 
     return run
@@ -885,6 +931,13 @@ FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
 }
 
+FORWARD_WARPGROUPS_NAMED: dict[str, Callable[[Call], Any]] = {
+    "sequence_heads": lambda call: call.N * call.H,
+    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 64),
+    "smem_bytes": lambda call: 105008,
+    "on_gpu": lambda call: call.compute_capability > 0,
+}
+
 FORWARD_WARP_SPECIALIZED_TF32_NAMED: dict[str, Callable[[Call], Any]] = {
     "sequence_heads": lambda call: call.N * call.H,
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
@@ -1053,9 +1106,9 @@ FORWARD = (
             lambda call: call.y_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.T >= 16,
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.T >= 16,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
@@ -1088,6 +1141,75 @@ FORWARD = (
             lambda call: (call.state_smem + 1152) * call.state_blocks <= call.smem_per_sm,
         ),
         bind=forward_warp_specialized_segments,
+    ),
+    Family(
+        name="warpgroups",
+        template="wkv7/forward_warpgroups.cu.jinja",
+        constants=("K", "V"),
+        settings={},
+        parameters=(
+            Parameter("vec", (8, 4, 2, 1)),
+            Parameter("min_blocks", (2, 1)),
+        ),
+        first=(
+            (8, 2),
+        ),
+        named=FORWARD_WARPGROUPS_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: call.compute_capability == 90 or not call.on_gpu,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.final_state_itemsize == 0,
+            lambda call: call.decay_form == 'clamp',
+            lambda call: call.K <= 64,
+        ),
+        fits=(
+            lambda call: call.K % call.vec == 0,
+            lambda call: call.V % call.vec == 0,
+            lambda call: call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.r_stride_B % call.vec == 0,
+            lambda call: call.r_stride_T % call.vec == 0,
+            lambda call: call.r_stride_H % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.k_stride_H % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.v_stride_H % call.vec == 0,
+            lambda call: call.a_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.a_stride_B % call.vec == 0,
+            lambda call: call.a_stride_T % call.vec == 0,
+            lambda call: call.a_stride_H % call.vec == 0,
+            lambda call: call.b_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.b_stride_B % call.vec == 0,
+            lambda call: call.b_stride_T % call.vec == 0,
+            lambda call: call.b_stride_H % call.vec == 0,
+            lambda call: (
+                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
+            ),
+            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
+            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.y_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.y_stride_B % call.vec == 0,
+            lambda call: call.y_stride_T % call.vec == 0,
+            lambda call: call.y_stride_H % call.vec == 0,
+        ),
+        suits=(
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.T >= 32 and call.K > 32 or not call.on_gpu,
+        ),
+        bind=forward_warpgroups,
     ),
     Family(
         name="warp_specialized_tf32",
@@ -1155,9 +1277,9 @@ FORWARD = (
             lambda call: call.y_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.T >= 16,
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.T >= 16,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
@@ -1238,9 +1360,9 @@ FORWARD = (
             lambda call: call.y_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.T >= 16,
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.T >= 16,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
@@ -1320,9 +1442,9 @@ FORWARD = (
             lambda call: call.y_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.T >= 16,
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.T >= 16,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
         ),
@@ -1801,9 +1923,9 @@ BACKWARD = (
             lambda call: call.gb_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.T >= 16,
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.T >= 16,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
@@ -1960,9 +2082,9 @@ BACKWARD = (
             lambda call: call.gb_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.T >= 16,
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.T >= 16,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
@@ -2088,9 +2210,9 @@ BACKWARD = (
             lambda call: call.gb_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.T >= 16,
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.T >= 16,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,

@@ -1,0 +1,63 @@
+// Asynchronous copies of rows of up to 64 columns to panels in shared memory (wgmma.cuh), 32 steps after the other.
+//
+// Layout: a panel of bf16, or rows of 64 fp32 without swizzle. What lies beyond the last step or column is zero.
+//
+// Synchronisation: the caller commits, waits, and synchronises the threads that read with those that copied.
+#pragma once
+
+#include "kgen/primitives/cp_async.cuh"
+#include "kgen/primitives/memory.cuh"
+#include "kgen/primitives/registers.cuh"
+#include "kgen/recurrent/recurrence.cuh"
+#include "kgen/wkv7/group_tiles.cuh"
+
+namespace kgen::wkv7 {
+
+// Rows of each chunk by Threads threads. Vec: elements per copy, at most 16 bytes.
+template <class T, int Vec, int Rows, int Threads>
+class GroupCopier {
+    static constexpr int kVec = min(Vec, 16 / static_cast<int>(sizeof(T)));
+    static constexpr int kPerRow = GroupTiles::kColumns / kVec, kCopies = Rows * kPerRow / Threads;
+    static constexpr int kSweep = Threads / kPerRow;  // rows of a copy by all threads; 0: parts of rows
+    static constexpr int kUnrolled = kCopies <= 4 ? kCopies : 1;  // addresses of more would spill
+
+public:
+    // `rank`: the thread's. The first chunk's rows begin at step `begin`.
+    KGEN_DEVICE GroupCopier(const StepPointer<T>& rows, i64 begin, int rank)
+        : next_(rows.first + (begin + row(rank)) * rows.stride + column(rank)), stride_(rows.stride), rank_(rank) {}
+
+    // Starts the copies of a chunk's rows, the next chunk's after that. `left` of them and `width` columns exist.
+    KGEN_DEVICE void start(bf16* rows, int left, int width) {
+        const int rank = opaque(rank_);  // else places in panels would take registers all the time
+#pragma unroll kUnrolled
+        for (int n = 0; n < kCopies; ++n) {
+            const int i = rank + n * Threads, at = row(i), first = column(i);
+            const bool there = at < left && first < width;
+            const T* from = next_;
+            if (kSweep == 0) from += (at - row(rank)) * stride_ + (first - column(rank));
+            if constexpr (sizeof(T) * kVec >= 4) {
+                cp_async_or_zero<sizeof(T) * kVec>(place(rows, at, first), from, there);
+            } else {
+                *place(rows, at, first) = there ? *from : from_float<T>(0.0f);
+            }
+            if (kSweep > 0 && n + 1 < kCopies) next_ += kSweep * stride_;
+        }
+        next_ += (GroupTiles::kChunk - (kCopies - 1) * kSweep) * stride_;
+    }
+
+    // Where an element lies.
+    static KGEN_DEVICE T* place(bf16* rows, int row, int column) {
+        if constexpr (sizeof(T) == 4) return reinterpret_cast<T*>(rows) + GroupTiles::kColumns * row + column;
+        return reinterpret_cast<T*>(rows) + GroupTiles::RowPanels::offset(row, column / 8) + column % 8;
+    }
+
+private:
+    static KGEN_DEVICE int row(int i) { return i / kPerRow; }
+    static KGEN_DEVICE int column(int i) { return i % kPerRow * kVec; }
+
+    const T* next_;
+    i64 stride_;
+    int rank_;
+};
+
+}  // namespace kgen::wkv7

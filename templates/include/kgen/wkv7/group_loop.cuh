@@ -1,0 +1,235 @@
+// wkv7 forward by two warpgroups, in chunks of 32 steps; bf16 operands (wgmma, sm_90a), decays of the form clamp
+// alone, up to 64 keys. A block has up to 64 value features of a head.
+//
+// The producer warpgroup (group_producer.cuh) computes rows with decays and scores of a chunk, while the consumer
+// warpgroup computes the chunk before. That has the state in registers, and its warps take turns with the inverse
+// (group_inverse.cuh):
+//
+//     X  = A S + (A K^T) V          sa = (I - A B^T)^-1 X
+//     y  = R S + (R K^T) V + (R B^T) sa
+//     S  = diag(P_32) (S + K^T V + B^T sa)
+//
+// Rows, the state, X and sa are rounded to bf16 as operands; R, K, scores and the inverse have a low term. Sums are
+// fp32.
+//
+// NaN and Inf: as in specialized_loop.cuh. Where an output is not finite the block computes its sequence again, step
+// by step.
+//
+// Layout: S, X, sa and y are transposed accumulators, whose rows are value features. Those of one product become
+// operand A of the next one in registers. Operands B are panels in shared memory, which the four warps of a product
+// read once.
+//
+// Shared memory: GroupTiles, from the next multiple of 1024 bytes on.
+//
+// Synchronisation: at two named barriers per chunk one warpgroup waits, and the other one arrives: at kFullBarrier,
+// from which on consumers read a chunk, and at kConsumedBarrier, from which on producers overwrite its scores and the
+// slot of its rows. Inputs come by cp.async to the slots of rows, two chunks ahead; v comes one chunk ahead.
+#pragma once
+
+#include "kgen/chunked/chunk_attention.cuh"
+#include "kgen/wkv7/column_outputs.cuh"
+#include "kgen/wkv7/group_inverse.cuh"
+#include "kgen/wkv7/group_producer.cuh"
+
+namespace kgen::wkv7 {
+
+// A Config has W; kForm: of the decays; kK; kVec: elements per copy.
+template <class Config>
+struct GroupLoop : ColumnTensors<bf16, typename Config::W> {
+    using W = typename Config::W;
+    using Half = HalfOperands<bf16>;
+    using Tiles = GroupTiles;
+    using Producer = GroupProducer<W, Config::kK, Config::kVec>;
+    static constexpr int kChunk = Tiles::kChunk, kColumns = Tiles::kColumns, kThreads = 256, kKeys = Config::kK;
+    static constexpr int kSmemBytes = Tiles::kBytes + SwizzledPanels<8>::kBytes;
+    static_assert(Config::kForm == DecayForm::clamp, "1 / P has a bound in this form alone");
+    static_assert(kKeys <= Tiles::kColumns, "a panel has 64 columns");
+
+    // start: a state [K, V] whose first column is the block's, or null: zeros.
+    KGEN_DEVICE void operator()(const float* start) const {
+        const int chunks = static_cast<int>(ceil_div(this->steps, i64{kChunk}));
+        float nonfinite = 0.0f;  // becomes NaN if an output is not finite
+        if (warpgroup_rank() == 0) {
+            consume_all(start, chunks, nonfinite);
+        } else {
+            produce_all(chunks);
+        }
+        if (block_any_nonfinite<kThreads / kWarpSize>(nonfinite))
+            this->template step_by_step<Direction::forward, true, kKeys, kColumns>(start, nullptr);
+    }
+
+private:
+    using Accumulators = float[4][4];  // of 16 value features and 32 steps
+
+    static KGEN_DEVICE Tiles tiles() { return {reinterpret_cast<bf16*>(align_panels(dynamic_smem<char>()))}; }
+
+    KGEN_DEVICE void produce_all(int chunks) const {
+        if (chunks == 0) return;
+        Producer producer(tiles(), warp_in_warpgroup(), this->steps, this->r, this->k, this->a, this->b, this->w);
+        int slot = 0, slot_ahead = 2;
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            producer.put_rows(slot);
+            float sums[8][4];
+            producer.multiply(slot, sums);
+            typename Producer::Scores scores;
+            producer.round_scores(scores, sums);
+            if (chunk > 0) named_barrier_sync(kConsumedBarrier, kThreads);  // of the chunk before
+            producer.put_scores(scores);
+            fence_proxy_async();
+            named_barrier_arrive<kThreads>(kFullBarrier);
+            producer.copy(slot_ahead);
+            slot = Tiles::next_slot(slot);
+            slot_ahead = Tiles::next_slot(slot_ahead);
+        }
+        named_barrier_sync(kConsumedBarrier, kThreads);  // of the last one: each arrival has its wait
+    }
+
+    KGEN_DEVICE void consume_all(const float* start, int chunks, float& nonfinite) const {
+        float state[8][4];
+        load_state(start, state);
+        GroupCopier<bf16, Config::kVec, kChunk, 128> copier(this->c, 0, static_cast<int>(thread_rank()));
+        const auto copy = [&](int chunk) {
+            const i64 left = this->steps - i64{chunk} * kChunk;
+            if (left > 0) copier.start(tiles().values(chunk), static_cast<int>(min(left, i64{kChunk})), this->width);
+            cp_async_commit();
+        };
+        copy(0);
+        int slot = 0;
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            cp_async_wait<0>();
+            named_barrier_sync(kFullBarrier, kThreads);  // all copies of v are there as well
+            copy(chunk + 1);
+            Accumulators y;
+            consume(chunk, slot, state, y);
+            wgmma_wait<0>(state);
+            named_barrier_arrive<kThreads>(kConsumedBarrier);
+            decay_state(slot, state);
+            write(chunk, y, nonfinite);
+            slot = Tiles::next_slot(slot);
+        }
+    }
+
+    KGEN_DEVICE void load_state(const float* start, float (&state)[8][4]) const {
+        const MmaLane lane = mma_lane();
+#pragma unroll
+        for (int tile = 0; tile < 8; ++tile)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int key = 8 * tile + 2 * lane.q + i % 2;
+                const int column = 16 * warp_in_warpgroup() + lane.g + i / 2 * 8;
+                const bool used = start != nullptr && key < kKeys && column < this->width;
+                state[tile][i] = used ? start[key * this->pitch + column] : 0.0f;
+            }
+    }
+
+    // sums += x y^T for two operands A of 16 steps each; y of two terms.
+    static KGEN_DEVICE void multiply_scores(Accumulators& sums, const u32 (&x)[2][4], const Tiles::ScoreOperand& y) {
+#pragma unroll
+        for (int term = 1; term >= 0; --term)
+#pragma unroll
+            for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::K>(sums, x[t], y.at(0, 32 * term + 16 * t));
+    }
+    // sums += x y^T over the keys; y: 32 rows.
+    static KGEN_DEVICE void multiply_rows(Accumulators& sums, const u32 (&x)[4][4], const Tiles::RowOperand& y) {
+#pragma unroll
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<32, Major::K>(sums, x[t], y.at(0, 16 * t));
+    }
+    // state += x y for 32 steps; y: their rows.
+    static KGEN_DEVICE void update(float (&state)[8][4], const u32 (&x)[2][4], const Tiles::RowOperand& y) {
+#pragma unroll
+        for (int t = 0; t < 2; ++t) wgmma_m64k16<64, Major::MN>(state, x[t], y.at(16 * t, 0));
+    }
+
+    // Operands A of all columns of accumulators.
+    template <int Fragments>
+    static KGEN_DEVICE void round(u32 (&x)[Fragments][4], const float (&sums)[2 * Fragments][4]) {
+#pragma unroll
+        for (int t = 0; t < Fragments; ++t)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                x[t][i] = pack2<bf16>(sums[2 * t + i / 2][i % 2 * 2], sums[2 * t + i / 2][i % 2 * 2 + 1]);
+    }
+    static KGEN_DEVICE void clear(Accumulators& sums) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) sums[i / 4][i % 4] = 0.0f;
+    }
+
+    // y is complete at the end; the last products with the state are not.
+    static KGEN_DEVICE void consume(int chunk, int slot, float (&state)[8][4], Accumulators& y) {
+        const Tiles from = tiles();
+        // Before all products: where one warp branches meanwhile, ptxas lets each product wait for the one before.
+        if (warp_in_warpgroup() == (chunk & 3)) {
+            GroupInverse::put(from);
+            fence_proxy_async();
+        }
+        u32 v[2][4], s[4][4];
+        const int lane = opaque(lane_id()), row = lane % 8 + lane / 16 * 8;
+        const bf16* values = from.values(chunk) +
+                             Tiles::ScorePanels::offset(row, 2 * warp_in_warpgroup() + lane / 8 % 2);
+#pragma unroll
+        for (int t = 0; t < 2; ++t) ldmatrix<4, true>(v[t], values + 16 * 64 * t);
+        round(s, state);
+        named_barrier_sync(kInverseBarrier, 128);
+
+        // 1. What the chunk reads of v and of the state.
+        Accumulators x, sa;
+        clear(x);
+        clear(y);
+        clear(sa);
+        wgmma_fence(x, y, s, v, sa, state);
+        multiply_scores(x, v, from.score_operand(Tiles::kScoreAK));
+        multiply_rows(x, s, from.row_operand(slot, Tiles::kA));
+        wgmma_commit();
+        multiply_scores(y, v, from.score_operand(Tiles::kScoreRK));
+        multiply_rows(y, s, from.row_operand(slot, Tiles::kRLow));
+        multiply_rows(y, s, from.row_operand(slot, Tiles::kR));
+        wgmma_commit();
+
+        // 2. sa, and what the state gets of v meanwhile.
+        wgmma_wait<1>(x);
+        u32 rounded[2][4];
+        round(rounded, x);
+        wgmma_fence(rounded);
+        multiply_scores(sa, rounded, from.score_operand(Tiles::kInverse));
+        wgmma_commit();
+        update(state, v, from.row_operand(slot, Tiles::kKLow));
+        update(state, v, from.row_operand(slot, Tiles::kK));
+        wgmma_commit();
+
+        // 3. y and the state.
+        wgmma_wait<1>(sa, y, rounded, s);
+        round(rounded, sa);
+        wgmma_fence(rounded);
+        multiply_scores(y, rounded, from.score_operand(Tiles::kScoreRB));
+        wgmma_commit();
+        update(state, rounded, from.row_operand(slot, Tiles::kB));
+        wgmma_commit();
+        wgmma_wait<1>(y);
+    }
+
+    KGEN_DEVICE void write(int chunk, Accumulators& y, float& nonfinite) const {
+        // Its places take registers that the inverse needs.
+        ColumnOutput<Config::kVec, Direction::forward> outputs(*this, 16 * warp_in_warpgroup(), i64{chunk} * kChunk);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float sixteen[2][4];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sixteen[i / 4][i % 4] = y[2 * half + i / 4][i % 4];
+            outputs.write(sixteen, nonfinite);
+        }
+    }
+
+    static KGEN_DEVICE void decay_state(int slot, float (&state)[8][4]) {
+        const float* decay = tiles().decay(slot) + 2 * (opaque(lane_id()) % 4);
+#pragma unroll
+        for (int tile = 0; tile < 8; ++tile) {
+            const auto d = *reinterpret_cast<const Vec<float, 2>*>(decay + 8 * tile);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) state[tile][i] *= d[i % 2];
+        }
+    }
+};
+
+}  // namespace kgen::wkv7
