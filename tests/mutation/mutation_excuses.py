@@ -67,6 +67,8 @@ EXCUSES = (
     Excuse("*", "tighten bound", "[<= => <] kN ||", _SHORTCUT),
     Excuse("*", "loosen bound", "for (; block_row [< => <=] M", _NO_ROW),
     Excuse("*", "loosen bound", "for (; block_row < [M => M + 1]", _NO_ROW),
+    Excuse("registers*", "loosen bound", "kOneRow || block_row [< => <=] M", _NO_ROW),
+    Excuse("registers*", "loosen bound", "kOneRow || block_row < [M => M + 1]", _NO_ROW),
     Excuse("*two_*", "loosen bound", "int tile = 0; tile [< => <=] kTiles", _NO_ROW),
     Excuse("*two_*", "loosen bound", "int tile = 0; tile < [kTiles => kTiles + 1]", _NO_ROW),
     Excuse("back_two_pass", "loosen bound", "row0 [< => <=] M", _NO_ROW),

@@ -122,7 +122,7 @@ OPERATORS = (
     MutationOperator(
         "drop guard",
         (
-            Edit(r"\bexists && ", ""),
+            Edit(r"\b(?:exists|is_row) && ", ""),
             Edit(r"!exists\(row0 \+ r \* kGroups, M\) \|\| ", ""),
             Edit(r"\bif \(row < M\)", "if (true)"),
             Edit(r"\bif \((?:row0 >= M|row >= rows\.M)\) return;", ";"),
@@ -140,7 +140,8 @@ OPERATORS = (
         "read past, then mask",
         (
             Edit(
-                rf"if \((?:exists && |row < rows && )?({_INSIDE})\)\n\s*(\S+) = ([^;]*);",
+                r"if \((?:exists && |is_row && |row < rows && )?"
+                rf"({_INSIDE})\)\n\s*(\S+) = ([^;]*);",
                 r"{ const Vector read = \3; if (\1) \2 = read; }",
             ),
             Edit(
@@ -190,6 +191,7 @@ OPERATORS = (
             Edit(r"\bw\[n\]", "w[0]"),
             Edit(r"\bpartial\[i \* kWarps \+ rank % kWarps\]", "partial[i * kWarps]"),
             Edit(r"\bpartial\[i \* kWarps \+ rank % Thr", "partial[i + rank % Thr"),
+            Edit(r"\beach\[2 \* i \+ 1\]", "each[2 * i]"),
             Edit(r"scratch_\.partial\[half_\] \+ rank / ThreadsPerGroup[^;]*;",
                  "scratch_.partial[half_];"),
             Edit(r"(?<=\bout\[2 \* i \+ 1\] = pair\.)y", "x"),
@@ -209,6 +211,7 @@ OPERATORS = (
             Edit(r"\blanes_reduce<kLanes, Op>", "lanes_reduce<kLanes / 2, Op>"),
             Edit(r"\blanes_reduce<kWarps, Op>", "lanes_reduce<kWarps / 2, Op>"),
             Edit(r"\blanes_reduce<kWarps, Op>", "lanes_reduce<kWarps * 2, Op>"),
+            Edit(r"\bwidth = kWarps / 2;", "width = kWarps / 4;"),
             Edit(r"\bGroupSum<kLanes, kGroups\b", "GroupSum<kLanes / 2, kGroups * 2"),
             Edit(r"\bGroupSum<kLanes, kGroups\b", "GroupSum<kLanes * 2, (kGroups + 1) / 2"),
             Edit(r"\bGroupSum<kThreads, 1>", "GroupSum<kThreads / 2, 2>"),
