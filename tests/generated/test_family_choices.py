@@ -28,6 +28,10 @@ CASES = (
     ("wkv7", "B=1,T=1024,H=6,D=64,dtype=bf16,decay_form=clamp", "segments=", "chunk_loop"),
     ("wkv7", "B=1,N=1,T=8192,H=40,D=64,dtype=fp16,initial_state_dtype=fp32,cu_seqlens_dtype=int32,"
      "decay_form=clamp", "warp_specialized_tf32", "chunk_loop"),
+    # Blocks of a head would compute the same rows: one block, where a block's registers suffice.
+    ("wkv7", f"B=8,T=4096,H=16,D=128,{WKV7},decay_form=log", "(warps=8,", "block_per_head"),
+    ("wkv7", "B=8,T=4096,H=16,D=128,dtype=fp16,decay_form=log", "warp_specialized_tf32(warps=4,",
+     "block_per_head"),
     # Few heads and many steps: segments of T.
     ("wkv6", "B=8,T=6679,H=3,D=128,dtype=fp32", "segments=", "segments=1)"),
     ("wkv6", "B=1,T=1024,H=64,D=64,dtype=bf16", "segments=", "warp_specialized("),
@@ -57,6 +61,7 @@ BACKWARD_CASES = (
     ("wkv7", f"B=1,T=4096,H=40,D=64,{WKV7},decay_form=clamp", "warp_specialized(", "segments="),
     ("wkv7", f"B=1,T=8192,H=24,D=64,{WKV7},decay_form=clamp,initial_state_dtype=fp32", "chunk_",
      "segments="),
+    ("wkv7", f"B=8,T=4096,H=16,D=128,{WKV7},decay_form=clamp", "(warps=8,", "segments="),
     # Rounds of 64 steps would be padding.
     ("wkv4", "B=64,T=2,C=2048,dtype=bf16", "segments=1, steps=4", "segments=8"),
 )
