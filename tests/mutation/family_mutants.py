@@ -804,7 +804,7 @@ FAMILIES = (
                     r"\1", _GROUPS),
             Mistake("fence of rows", r"fence_proxy_async\(\);", ";", _GROUPS),
             Mistake("fence of the inverse",
-                    r"(GroupInverse::put\(from\);\s*)fence_proxy_async\(\);", r"\1"),
+                    r"(GroupInverse<GroupTiles>::put\(from\);\s*)fence_proxy_async\(\);", r"\1"),
             Mistake("fence of registers", r"wgmma_fence\(x, y, s, v, sa, state\);", ";"),
             Mistake("wait for x", r"wgmma_wait<1>\(x\);", "wgmma_wait<2>(x);"),
             Mistake("barrier behind the inverse",

@@ -14,19 +14,21 @@
 
 namespace kgen::wkv7 {
 
+// A template, so that architectures without these products may include the header.
+template <class Tiles>
 class GroupInverse {
     using Half = HalfOperands<bf16>;
 
 public:
     // For one warp.
-    static KGEN_DEVICE void put(const GroupTiles& tiles) {
-        bf16* panel = tiles.scores(GroupTiles::kInverse);
+    static KGEN_DEVICE void put(const Tiles& tiles) {
+        bf16* panel = tiles.scores(Tiles::kInverse);
         // 1. N = T - I of both blocks: N = L + N L. Lane l has row l % 16 of block l / 16. Each element that is
         //    complete is added to all earlier ones of its row.
         const int rank = opaque(lane_id()), row = rank % 16, block = rank / 16;
         const float* triangle = tiles.triangle(2 * block);
         float found[16];
-        read_line<16>(found, triangle + row * GroupTiles::kBlockRow);
+        read_line<16>(found, triangle + row * Tiles::kBlockRow);
         add_complete<14>(found, triangle);
         bf16* to = panel + 64 * (16 * block + row);
 #pragma unroll
@@ -59,7 +61,7 @@ public:
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const auto pair = *reinterpret_cast<const Vec<float, 2>*>(
-                    tiles.triangle(1) + (lane.g + 8 * n) * GroupTiles::kBlockRow + 2 * lane.q + 8 * i);
+                    tiles.triangle(1) + (lane.g + 8 * n) * Tiles::kBlockRow + 2 * lane.q + 8 * i);
                 u32 terms[2];
                 split_bf16(pair[0], pair[1], terms);
                 y[0][n].pair[i] = terms[0];
@@ -109,7 +111,7 @@ private:
     template <int I>
     static KGEN_DEVICE void add_complete(float (&found)[16], const float* triangle) {
         float line[16];
-        read_line<I>(line, triangle + I * GroupTiles::kBlockRow);
+        read_line<I>(line, triangle + I * Tiles::kBlockRow);
 #pragma unroll
         for (int j = 0; j < I; ++j) found[j] = fma(found[I], line[j], found[j]);
         if constexpr (I > 1) add_complete<I - 1>(found, triangle);

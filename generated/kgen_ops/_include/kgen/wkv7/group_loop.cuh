@@ -161,7 +161,7 @@ private:
         const Tiles from = tiles();
         // Before all products: where one warp branches meanwhile, ptxas lets each product wait for the one before.
         if (warp_in_warpgroup() == (chunk & 3)) {
-            GroupInverse::put(from);
+            GroupInverse<GroupTiles>::put(from);
             fence_proxy_async();
         }
         u32 v[2][4], s[4][4];
