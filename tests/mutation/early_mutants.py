@@ -62,10 +62,10 @@ EARLY = (
             _without(_NORM_SUMS), overlap=1, segments=4),
     _kernel("linear_attention", "backward", "chunk_parallel", _LINEAR,
             (*_without(r"state_rows_\.stored"),
-             Mistake("a write before the wait", r"if \(!early\) (griddepcontrol_wait)",
-                     r"if (!early && thread_rank() == 0) const_cast<char*>("
-                     r"reinterpret_cast<const char*>(state_rows_.stored))[1] = 0;"
-                     r" if (!early) \1")), overlap=1),
+             Mistake("a write before the wait", r"(const bool of_q = place\.rest < kKeyBlocks;)",
+                     r"\1 if (chunks > 1 && kgen::thread_rank() == 0)"
+                     r" const_cast<T*>(gradients)[kE * kM] = kgen::from_float<T>(0.0f);")),
+            overlap=1),
     _kernel("linear_attention", "forward", "split_t", _LINEAR,
             (*_without("", "no wait before counters are cleared"),
              Mistake("counters cleared before the wait",
@@ -79,7 +79,7 @@ EARLY = (
              _writes("const_cast<u32*>(states)[kgen::thread_rank()] = 0u;", "states")), pdl=True),
     _kernel("wkv6", "backward", "chunk_loop", _WKV,
             (*_without("states"), *_without("parts", "no wait of sums"),
-             _writes("const_cast<float*>(parts)[thread_rank()] = 0.0f;", "parts",
+             _writes("if (thread_rank() == 0) const_cast<float*>(parts)[0] = 0.0f;", "parts",
                      "a write before the wait of sums")), pdl=True,
             sequential_chunks=True),
     _kernel("wkv5", "backward", "chunk_loop", _WKV,
