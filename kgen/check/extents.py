@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -26,10 +27,15 @@ from kgen.check.sizes import (
     RAGGED,
     ROW_HEADS,
     ROW_STEPS,
+    RUN_HEADS,
+    RUN_STEPS,
     SERIAL_WORK,
     SHORT,
     STEADY_BYTES,
     STEADY_FLOPS,
+    TILES,
+    TILES_HEADS,
+    TILES_REPEATS,
     WHOLE_HEADS,
     WHOLE_TILES,
     Sizes,
@@ -162,6 +168,61 @@ class Extents:
                 dims[name] = max(free[name], chosen if is_wide or not self._repeats(name) else 1)
             if self._fit(dims, is_wide, threads):
                 yield dims
+
+    def few_tiles(
+        self, constants: Collection[str], threads: Threads | None = None
+    ) -> Iterator[Dims]:
+        """All run-time dims at once at one or a few whole tiles; then the dims that repeat the
+        work, with all else as small as can be.
+        """
+        for turn in range(len(TILES)):
+            dims = {}
+            for place, (name, smallest) in enumerate(self._smallest_extents(constants).items()):
+                among = TILES_HEADS if name in self.operator.head_dims else TILES
+                extent = 1 if self._repeats(name) else among[(turn + place) % len(among)]
+                dims[name] = max(smallest, extent)
+            steps = [name for name in dims if name in self.operator.serial_dims]
+            others = [n for n in dims if n not in steps and not self._repeats(n)]
+            while not self._is_modest(dims, threads, times=8):
+                longer = [n for n in others if dims[n] > TILES[0]] or [
+                    n for n in steps if dims[n] > TILES[0]
+                ]
+                if not longer:
+                    break
+                dims[max(longer, key=lambda name: dims[name])] //= 2
+            else:
+                yield dims
+        repeats = [n for n in self._narrow_extents(constants) if self._repeats(n)]
+        for turn in range(len(TILES_REPEATS) if repeats else 0):
+            dims = self._narrow_extents(constants)
+            for place, name in enumerate(repeats):
+                dims[name] = TILES_REPEATS[(turn + 2 * place) % len(TILES_REPEATS)]
+            while not self._is_modest(dims, threads, times=4):
+                longer = [name for name in repeats if dims[name] > 1]
+                if not longer:
+                    break
+                shortest = min(longer, key=lambda name: dims[name])
+                dims[shortest] = 1
+            else:
+                yield dims
+
+    def runs(self, constants: Collection[str], threads: Threads | None = None) -> Iterator[Dims]:
+        """Steps of which a third are whole tiles, and several heads, as far as there is room."""
+        smallest = self._narrow_extents(constants)
+        steps = [name for name in self.operator.serial_dims if name in smallest]
+        slab = self.operator.slab_dim
+        rows = [name for name in self.operator.repeats if name in smallest]
+        last = rows[-1:] or [name for name in smallest if name == slab]
+        others = [name for name in smallest if name not in (*steps, *rows, slab)]
+        long = steps or others
+        packing = self.operator.signature.packing
+        for heads, extent in itertools.product(RUN_HEADS, RUN_STEPS):
+            dims = smallest | dict.fromkeys(long, extent) | dict.fromkeys(last, heads)
+            if packing is not None and packing.sequences in smallest:
+                dims[packing.sequences] = CUT
+            if self._is_modest(dims, threads, times=4):
+                yield dims
+                return
 
     def drawn(
         self, seed: int, constants: Collection[str], threads: Threads | None = None

@@ -28,6 +28,7 @@ from kgen.check.layouts import output_strides, write
 from kgen.check.oracle import WHOLE, Oracle, Reference, Slab, slabs
 from kgen.check.precision import rounding_of, torch_dtype
 from kgen.check.row_values import BY_ROWS, TINY_BY_ROWS
+from kgen.check.run_values import RUNS
 from kgen.check.schedule import Schedule
 from kgen.check.sizes import GPU_SIZES, HOST_SIZES, Sizes
 from kgen.check.sound import demand_narrow, demand_sound, global_state
@@ -284,7 +285,7 @@ class Fixture:
         bounds = combine(
             losses, pool, self.pass_, problem, self._name(case, problem), self._rounding
         )
-        if case.name in (*ZEROS, BY_ROWS, TINY_BY_ROWS) or case.layout in (EXPANDED, SHARED):
+        if case.name in (*ZEROS, BY_ROWS, TINY_BY_ROWS, RUNS) or case.layout in (EXPANDED, SHARED):
             bounds = widened(bounds)
         if case.fresh:
             self._bounds_of_kind[kind] = bounds

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from kgen.check.case import NORMAL, Case
 from kgen.check.row_values import ROW_SETS
+from kgen.check.run_values import RUNS
 from kgen.model.problem import Problem, with_dims
 from kgen.model.signature import Packing, Pass
 from kgen.operators.base import Operator
@@ -62,7 +63,7 @@ LARGE_SCALAR = 2.75
 
 def base_of(operator: Operator, case: Case) -> str:
     """The operator's own case that a set's values are drawn from."""
-    own = (LARGE, *UNEQUAL, *ZEROS, *NANS, *ROW_SETS, POWERS)
+    own = (LARGE, *UNEQUAL, *ZEROS, *NANS, *ROW_SETS, POWERS, RUNS)
     if case.name in operator.cases or case.name not in own:
         return case.name
     if case.name in NANS and NONFINITE in operator.cases:

@@ -64,7 +64,7 @@ def with_row_values(
         present = [dim for dim in row_dims if dim in t.dims]
         if not present or not value.is_floating_point() or value.numel() == 0:
             continue
-        kind = _row_numbers(t.dims, value, problem, row_dims) % kinds
+        kind = row_numbers(t.dims, value, problem, row_dims) % kinds
         if t.dims[-1] not in present and (t.name in linear or not is_serial):
             value = torch.where(kind == len(silent), value[..., :1], value)
         if t.name in silent:
@@ -105,7 +105,7 @@ def with_special_rows(
         if value.numel() == 0:
             continue
         dims = next(t.dims for t in pass_.inputs if t.name == one)
-        kind = _row_numbers(dims, value, problem, row_dims) % kinds
+        kind = row_numbers(dims, value, problem, row_dims) % kinds
         if name == TINY_BY_ROWS:
             tiny = value * (_TINY_16 if value.dtype == torch.float16 else _TINY)
             found[one] = torch.where(kind == place, tiny, value)
@@ -157,7 +157,7 @@ def _with_infinities(value: Tensor) -> Tensor:
     return found
 
 
-def _row_numbers(
+def row_numbers(
     dims: Sequence[str], value: Tensor, problem: Problem, row_dims: Sequence[str]
 ) -> Tensor:
     """The number of each element's row, in a shape that broadcasts to the value's.
