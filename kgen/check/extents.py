@@ -183,7 +183,7 @@ class Extents:
                 dims[name] = max(smallest, extent)
             steps = [name for name in dims if name in self.operator.serial_dims]
             others = [n for n in dims if n not in steps and not self._repeats(n)]
-            while not self._is_modest(dims, threads, times=8):
+            while not self._is_modest(dims, threads, times=4) or self._takes_many(dims, threads):
                 longer = [n for n in others if dims[n] > TILES[0]] or [
                     n for n in steps if dims[n] > TILES[0]
                 ]
@@ -192,12 +192,11 @@ class Extents:
                 dims[max(longer, key=lambda name: dims[name])] //= 2
             else:
                 yield dims
-        repeats = [n for n in self._narrow_extents(constants) if self._repeats(n)]
-        for turn in range(len(TILES_REPEATS) if repeats else 0):
-            dims = self._narrow_extents(constants)
-            for place, name in enumerate(repeats):
-                dims[name] = TILES_REPEATS[(turn + 2 * place) % len(TILES_REPEATS)]
-            while not self._is_modest(dims, threads, times=4):
+        narrow = self._narrow_extents(constants)
+        repeats = [n for n in self.operator.repeats if n in narrow]
+        for extents in TILES_REPEATS if repeats else ():
+            dims = narrow | dict(zip(repeats, extents, strict=False))
+            while not self._is_modest(dims, threads, times=4) or self._takes_many(dims, threads):
                 longer = [name for name in repeats if dims[name] > 1]
                 if not longer:
                     break
@@ -213,7 +212,8 @@ class Extents:
         slab = self.operator.slab_dim
         rows = [name for name in self.operator.repeats if name in smallest]
         last = rows[-1:] or [name for name in smallest if name == slab]
-        others = [name for name in smallest if name not in (*steps, *rows, slab)]
+        ends = {t.dims[-1] for t in self.pass_.inputs}
+        others = [name for name in smallest if name in ends and name not in (*rows, slab)]
         long = steps or others
         packing = self.operator.signature.packing
         for heads, extent in itertools.product(RUN_HEADS, RUN_STEPS):
@@ -291,8 +291,7 @@ class Extents:
             if self.sizes.flops is None or name not in smallest:
                 continue
             dims = self._narrow_extents(constants) | {name: MANY}
-            takes = threads(self._with(dims)) if threads is not None else 0
-            if takes <= MANY_THREADS and self._is_modest(dims, threads, times=4):
+            if not self._takes_many(dims, threads) and self._is_modest(dims, threads, times=4):
                 yield dims
 
     def beyond(
@@ -423,6 +422,10 @@ class Extents:
     def _are_too_many(self, dims: Dims, threads: Threads | None) -> bool:
         most = self.sizes.threads
         return most is not None and threads is not None and threads(self._with(dims)) > most
+
+    def _takes_many(self, dims: Dims, threads: Threads | None) -> bool:
+        """Whether a set of little work takes threads by the thousand."""
+        return threads is not None and threads(self._with(dims)) > MANY_THREADS
 
     def _with(self, dims: Dims) -> Problem:
         return with_dims(self.problem, dims, self.operator.signature)
