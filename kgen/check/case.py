@@ -16,13 +16,17 @@ NORMAL = "normal"
 
 Layout = Literal[
     "contiguous", "strided", "odd strides", "permuted", "shifted", "shifted 8 bytes",
-    "shifted 16 bytes", "apart", "views", "shared", "expanded", "far", "far second", "far third",
+    "shifted 16 bytes", "apart", "views", "shared", "expanded", "overlapping", "far",
+    "far second", "far third",
 ]
 SHIFTED: tuple[Layout, ...] = ("shifted", "shifted 8 bytes", "shifted 16 bytes")
 APART: Layout = "apart"
 VIEWS: Layout = "views"
 SHARED: Layout = "shared"
 EXPANDED: Layout = "expanded"
+OVERLAPPING: Layout = "overlapping"
+EQUAL_VALUES: tuple[Layout, ...] = (SHARED, EXPANDED, OVERLAPPING)
+"""Layouts in which values are equal where the memory is."""
 FAR: Layout = "far"
 FARS: tuple[Layout, ...] = (FAR, "far second", "far third")
 
@@ -40,9 +44,10 @@ class Case:
             have the same gaps. `shifted`: contiguous, and every input begins one element, 8 or 16
             bytes behind an aligned address, as a view may. `apart`: `strided`, and 32 bytes behind
             one. `views`: inputs of one dtype lie side by side in the rows of one tensor. `shared`:
-            inputs of one shape and dtype are the same memory. `expanded`: a stride is 0. `far`,
-            `far second`, `far third`: the stride of one of the dims that may have one does not fit
-            into 32 bits. The values of `shared` and `expanded` are equal where the memory is.
+            inputs of one shape and dtype are the same memory. `expanded`: a stride is 0.
+            `overlapping`: a row begins in the middle of the row before, as windows of a sequence
+            do. The values of these three are equal where the memory is. `far`, `far second`,
+            `far third`: the stride of one of the dims that may have one is beyond 32 bits.
         seed: Of the generator.
         fresh: Whether the seed is a trial's own, so that keeping the set is no use.
         scalars: Values of the pass's scalars; none for the fixture's own.
@@ -73,7 +78,7 @@ class Case:
     @property
     def values(self) -> Case:
         """The case without what its values do not depend on."""
-        if self.layout in (SHARED, EXPANDED):
+        if self.layout in EQUAL_VALUES:
             return self
         return replace(self, layout="contiguous", only=())
 

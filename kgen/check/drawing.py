@@ -13,6 +13,7 @@ from kgen.check.case import (
     EXPANDED,
     FARS,
     NORMAL,
+    OVERLAPPING,
     SHARED,
     VIEWS,
     Case,
@@ -32,6 +33,7 @@ from kgen.check.layouts import (
     far_strides,
     gap,
     long_dim,
+    overlapping_strides,
     padded,
     permuted,
     side_by_side,
@@ -116,6 +118,14 @@ def drawn_inputs(
             if case.lays_out(t.name)
             else drawn[t.name]
             for place, t in enumerate(pass_.inputs)
+        }
+    if case.layout == OVERLAPPING:
+        drawn = {
+            t.name: drawn[t.name].contiguous().as_strided(
+                drawn[t.name].shape,
+                overlapping_strides(t, tuple(drawn[t.name].shape), drawn[t.name].element_size()),
+            ).contiguous()
+            for t in pass_.inputs
         }
     return drawn
 
@@ -222,6 +232,8 @@ def _laid_out(
     strides = contiguous_strides(shape)
     if layout == "permuted":
         strides = permuted(declared, shape)
+    elif layout == OVERLAPPING:
+        strides = overlapping_strides(declared, shape, value.element_size())
     elif layout == EXPANDED:
         strides = expanded_strides(shape, long_dim(declared, shape, place))
     elif layout in FARS and long_dim(declared, shape) is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kgen.check.bounds import Bound, combine, widened
 from kgen.check.buffers import Guarded, fingerprint, guarded
-from kgen.check.case import EXPANDED, FARS, SHARED, Case
+from kgen.check.case import EQUAL_VALUES, FARS, Case
 from kgen.check.drawing import demand_values, drawn_inputs, laid_out
 from kgen.check.hard_values import (
     LARGE_SCALAR,
@@ -285,7 +285,7 @@ class Fixture:
         bounds = combine(
             losses, pool, self.pass_, problem, self._name(case, problem), self._rounding
         )
-        if case.name in (*ZEROS, BY_ROWS, TINY_BY_ROWS, RUNS) or case.layout in (EXPANDED, SHARED):
+        if case.name in (*ZEROS, BY_ROWS, TINY_BY_ROWS, RUNS) or case.layout in EQUAL_VALUES:
             bounds = widened(bounds)
         if case.fresh:
             self._bounds_of_kind[kind] = bounds

@@ -3,9 +3,9 @@
 A kernel may leave a block of steps out because an input is 0 there, and with it the decay of the
 state. Other sets have single zeros, lines of zeros at random, or rows without anything else.
 
-By turns of rows and of the inputs in which outputs are linear, the first, the middle or the last
-third of the steps is 0, or none. Without steps it is a third of the last dim. Packed sequences are
-of equal length where they can be; else two in the middle are empty.
+By turns of rows and of inputs, the first, the middle or the last third of the steps is 0, or none.
+Without steps it is a third of the last dim, of inputs in which outputs are linear. Packed sequences
+are of equal length where they can be; else two in the middle are empty.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def with_runs(
         drawn: The inputs, by name.
         pass_: Declares their dims.
         problem: Of the set.
-        linear: The inputs in which outputs are linear: they take any values.
+        linear: The inputs in which outputs are linear.
         row_dims: The slab dim and the dims that repeat the work, the slowest first.
         steps: The dims of steps.
     """
@@ -45,12 +45,12 @@ def with_runs(
     place = 0
     for t in pass_.inputs:
         value = drawn[t.name]
-        if t.name not in linear or not value.is_floating_point() or value.numel() == 0:
+        if not value.is_floating_point() or value.numel() == 0:
             continue
         along = [dim for dim in t.dims if dim in steps]
-        if not along and not steps and t.dims[-1] not in row_dims:
+        if not steps and t.name in linear and t.dims[-1] not in row_dims:
             along = [t.dims[-1]]
-        if not along:
+        if not along or t.dims[-1] in (*row_dims, *steps):  # a norm may be what is divided by
             continue
         axis = t.dims.index(along[0])
         extent = value.shape[axis]

@@ -11,6 +11,7 @@ from kgen.check.case import (
     EXPANDED,
     FARS,
     NORMAL,
+    OVERLAPPING,
     SHARED,
     SHIFTED,
     VIEWS,
@@ -221,7 +222,7 @@ class Schedule:
             layouts += ["strided", "odd strides"]
             if any(len(t.free_strides) > 1 for t in self.pass_.inputs):
                 layouts.append("permuted")
-            layouts += [VIEWS, EXPANDED]
+            layouts += [VIEWS, EXPANDED, OVERLAPPING]
         layouts += [SHARED, *SHIFTED]
         few = {name: SHARED_STEPS for name in self.operator.serial_dims if name not in constants}
         return [

@@ -43,7 +43,7 @@ BETWEEN = (21, 24, 80, 96, 109, 240)
 tile is half or a quarter full, or ends within a vector."""
 BETWEEN_HEADS = BETWEEN[:-1]
 BETWEEN_REPEATS = (3, 5, 7)
-TILES = (16, 32, 128, 256)
+TILES = (4, 8, 16, 32, 128, 256)
 """Whole tiles, and the extents that models have. Other sets have 64, and 512."""
 TILES_HEADS = TILES[:-1]
 TILES_REPEATS = ((4, 8, 4), (8, 8, 1), (16, 4, 2), (2, 16, 2), (32, 1, 32), (1, 32, 16))
