@@ -40,7 +40,15 @@ from kgen.check.layouts import (
     write,
 )
 from kgen.check.precision import torch_dtype
-from kgen.check.row_values import BY_ROWS, ROW_SETS, cut, with_row_values, with_special_rows
+from kgen.check.row_values import (
+    BY_ROWS,
+    ROW_SETS,
+    SIGNS_BY_ROWS,
+    cut,
+    with_row_signs,
+    with_row_values,
+    with_special_rows,
+)
 from kgen.check.run_values import RUNS, cut_for_runs, with_runs
 from kgen.check.sizes import SHARED_STEPS
 from kgen.errors import VerifyError
@@ -100,8 +108,10 @@ def drawn_inputs(
         drawn = with_powers_of_two(
             case, drawn, pass_, operator.slab_dim, rows, operator.serial_dims
         )
+    elif case.name == SIGNS_BY_ROWS:
+        drawn = with_row_signs(drawn, pass_, problem, linear_names(), rows)
     elif case.name == RUNS:
-        drawn = with_runs(drawn, pass_, problem, linear_names(), rows, operator.serial_dims)
+        drawn = with_runs(drawn, pass_, problem, rows, operator.serial_dims)
         if packing is not None and packing.offsets in drawn:
             drawn[packing.offsets] = cut_for_runs(drawn[packing.offsets])
     else:

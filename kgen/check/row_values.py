@@ -11,6 +11,9 @@ larger. `nan by rows`: one of these inputs is NaN with a negative sign in some r
 element. Other sets have one NaN, of a positive sign. Where steps do not follow each other, there
 are rows with an Inf and a -Inf in that input, too.
 
+`signs by rows`: all elements of an input in which outputs are linear have one sign in a row,
+negative or positive. A maximum that begins at 0 is right for inputs of both signs.
+
 A set of each kind cuts packed sequences in a way of its own (`cut`).
 """
 
@@ -28,6 +31,8 @@ BY_ROWS = "zero or equal by rows"
 TINY_BY_ROWS = "tiny by rows"
 NAN_BY_ROWS = "nan by rows"
 ROW_SETS = (BY_ROWS, TINY_BY_ROWS, NAN_BY_ROWS)
+
+SIGNS_BY_ROWS = "signs by rows"
 
 _TINY = 2.0**-40
 _TINY_16 = 2.0**-10  # in fp16, whose least normal number is 2^-14
@@ -70,6 +75,25 @@ def with_row_values(
         if t.name in silent:
             value = torch.where(kind == silent.index(t.name), torch.zeros_like(value), value)
         found[t.name] = value
+    return found
+
+
+def with_row_signs(
+    drawn: Mapping[str, Tensor],
+    pass_: Pass,
+    problem: Problem,
+    linear: frozenset[str],
+    row_dims: Sequence[str],
+) -> dict[str, Tensor]:
+    """Turn inputs into those of `SIGNS_BY_ROWS`; arguments as of `with_row_values`."""
+    found = dict(drawn)
+    for place, t in enumerate(t for t in pass_.inputs if t.name in linear):
+        value = drawn[t.name]
+        if not value.is_floating_point() or value.numel() == 0:
+            continue
+        row = row_numbers(t.dims, value, problem, row_dims)
+        is_negative = (row // 2 ** (place % 2) + place // 2) % 2 == 0
+        found[t.name] = torch.where(is_negative, -value.abs(), value.abs())
     return found
 
 

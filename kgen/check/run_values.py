@@ -4,8 +4,8 @@ A kernel may leave a block of steps out because an input is 0 there, and with it
 state. Other sets have single zeros, lines of zeros at random, or rows without anything else.
 
 By turns of rows and of inputs, the first, the middle or the last third of the steps is 0, or none.
-Without steps it is a third of the last dim, of inputs in which outputs are linear. Packed sequences
-are of equal length where they can be; else two in the middle are empty.
+Without steps it is a third of the last dim. Packed sequences are of equal length where they can be;
+else two in the middle are empty.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ def with_runs(
     drawn: Mapping[str, Tensor],
     pass_: Pass,
     problem: Problem,
-    linear: frozenset[str],
     row_dims: Sequence[str],
     steps: Collection[str],
 ) -> dict[str, Tensor]:
@@ -37,7 +36,6 @@ def with_runs(
         drawn: The inputs, by name.
         pass_: Declares their dims.
         problem: Of the set.
-        linear: The inputs in which outputs are linear.
         row_dims: The slab dim and the dims that repeat the work, the slowest first.
         steps: The dims of steps.
     """
@@ -48,7 +46,7 @@ def with_runs(
         if not value.is_floating_point() or value.numel() == 0:
             continue
         along = [dim for dim in t.dims if dim in steps]
-        if not steps and t.name in linear and t.dims[-1] not in row_dims:
+        if not steps:
             along = [t.dims[-1]]
         if not along or t.dims[-1] in (*row_dims, *steps):  # a norm may be what is divided by
             continue

@@ -30,7 +30,7 @@ from kgen.check.hard_values import (
     ZEROS,
     weights_of,
 )
-from kgen.check.row_values import ROW_SETS
+from kgen.check.row_values import ROW_SETS, SIGNS_BY_ROWS
 from kgen.check.run_values import RUNS
 from kgen.check.sizes import (
     CUT,
@@ -197,7 +197,7 @@ class Schedule:
         zero = self._case(ZEROS[0], dims)
         hard.append(replace(zero, scalars=other_scalars(self.pass_)))
         several = next(self.extents.unequal(constants), dims)
-        hard.append(self._case(ROW_SETS[0], several))
+        hard += [self._case(name, several) for name in (ROW_SETS[0], SIGNS_BY_ROWS)]
         rows = self.extents.rows_of_kinds(constants) or several
         hard += [self._case(name, rows) for name in ROW_SETS[1:]]
         packing = self.operator.signature.packing
