@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,12 +16,17 @@ NORMAL = "normal"
 
 Layout = Literal[
     "contiguous", "strided", "odd strides", "permuted", "shifted", "shifted 8 bytes",
-    "shifted 16 bytes", "views", "shared", "expanded", "far", "far second", "far third",
+    "shifted 16 bytes", "apart", "views", "shared", "expanded", "overlapping", "far",
+    "far second", "far third",
 ]
 SHIFTED: tuple[Layout, ...] = ("shifted", "shifted 8 bytes", "shifted 16 bytes")
+APART: Layout = "apart"
 VIEWS: Layout = "views"
 SHARED: Layout = "shared"
 EXPANDED: Layout = "expanded"
+OVERLAPPING: Layout = "overlapping"
+EQUAL_VALUES: tuple[Layout, ...] = (SHARED, EXPANDED, OVERLAPPING)
+"""Layouts in which values are equal where the memory is."""
 FAR: Layout = "far"
 FARS: tuple[Layout, ...] = (FAR, "far second", "far third")
 
@@ -34,16 +42,17 @@ class Case:
             contiguous (a vector load stays aligned), an odd number of elements more, or with the
             last two of the dims whose strides are free changing places in memory. No two inputs
             have the same gaps. `shifted`: contiguous, and every input begins one element, 8 or 16
-            bytes behind an aligned address, as a view may. `views`: inputs of one dtype lie side by
-            side in the rows of one tensor. `shared`: inputs of one shape and dtype are the same
-            memory. `expanded`: a stride is 0. `far`, `far second`, `far third`: the stride of
-            one of the dims that may have one does not fit into 32 bits. The values of `shared` and
-            `expanded` are equal where the memory is.
+            bytes behind an aligned address, as a view may. `apart`: `strided`, and 32 bytes behind
+            one. `views`: inputs of one dtype lie side by side in the rows of one tensor. `shared`:
+            inputs of one shape and dtype are the same memory. `expanded`: a stride is 0.
+            `overlapping`: a row begins in the middle of the row before, as windows of a sequence
+            do. The values of these three are equal where the memory is. `far`, `far second`,
+            `far third`: the stride of one of the dims that may have one is beyond 32 bits.
         seed: Of the generator.
         fresh: Whether the seed is a trial's own, so that keeping the set is no use.
         scalars: Values of the pass's scalars; none for the fixture's own.
         opposite: Whether the scalars that outputs are linear in are negative and above 1.
-        only: The input that has the layout, all others being contiguous; empty for all inputs.
+        only: The inputs that have the layout, all others being contiguous; none for all inputs.
         shortened: Extents that the set would have if the host layer were faster.
     """
 
@@ -53,7 +62,7 @@ class Case:
     seed: int
     fresh: bool = False
     scalars: tuple[tuple[str, float], ...] = ()
-    only: str = ""
+    only: tuple[str, ...] = ()
     opposite: bool = False
     shortened: tuple[tuple[str, int], ...] = ()
 
@@ -69,9 +78,13 @@ class Case:
     @property
     def values(self) -> Case:
         """The case without what its values do not depend on."""
-        if self.layout in (SHARED, EXPANDED):
+        if self.layout in EQUAL_VALUES:
             return self
-        return replace(self, layout="contiguous", only="")
+        return replace(self, layout="contiguous", only=())
+
+    def lays_out(self, name: str) -> bool:
+        """Whether an input has the layout."""
+        return not self.only or name in self.only
 
     @property
     def label(self) -> str:
@@ -80,7 +93,7 @@ class Case:
         if self.opposite:
             parts.append("negative scalars")
         if self.layout != "contiguous":
-            parts.append(f"{self.layout} {self.only}".rstrip())
+            parts.append(f"{self.layout} {' '.join(self.only)}".rstrip())
         return " ".join(parts)
 
     def problem(self, whole: Problem, signature: Signature) -> Problem:
@@ -96,7 +109,21 @@ def one_by_one(case: Case, pass_: Pass) -> list[Case]:
     if case.layout not in ("strided", "odd strides", EXPANDED, *SHIFTED):
         return []
     having = [t.name for t in pass_.inputs if case.layout in SHIFTED or t.free_strides]
-    return [replace(case, only=name) for name in having] if len(having) > 1 else []
+    return [replace(case, only=(name,)) for name in having] if len(having) > 1 else []
+
+
+def unlike_groups(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Groups of inputs such that of any two each is in a group without the other.
+
+    A kernel that looks at the strides or the address of one input, and takes another to be like
+    it, fails where the first alone is as it wants.
+    """
+    if len(names) < 2:
+        return []
+    count = next(m for m in itertools.count(2) if math.comb(m, m // 2) >= len(names))
+    codes = itertools.combinations(range(count), count // 2)  # no code is a part of another
+    chosen = list(zip(names, codes, strict=False))
+    return [tuple(name for name, code in chosen if group in code) for group in range(count)]
 
 
 def seed_of(*parts: object) -> int:

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from kgen.check.buffers import Guarded, contiguous_strides, far, guarded
-from kgen.check.case import EXPANDED, FARS, NORMAL, SHARED, SHIFTED, VIEWS, Case, Layout
+from kgen.check.case import (
+    APART,
+    EXPANDED,
+    FARS,
+    NORMAL,
+    OVERLAPPING,
+    SHARED,
+    VIEWS,
+    Case,
+    Layout,
+)
 from kgen.check.hard_values import (
     NONFINITE,
     POWERS,
@@ -23,13 +33,23 @@ from kgen.check.layouts import (
     far_strides,
     gap,
     long_dim,
+    overlapping_strides,
     padded,
     permuted,
     side_by_side,
     write,
 )
 from kgen.check.precision import torch_dtype
-from kgen.check.row_values import BY_ROWS, ROW_SETS, cut, with_row_values, with_special_rows
+from kgen.check.row_values import (
+    BY_ROWS,
+    ROW_SETS,
+    SIGNS_BY_ROWS,
+    cut,
+    with_row_signs,
+    with_row_values,
+    with_special_rows,
+)
+from kgen.check.run_values import RUNS, cut_for_runs, with_runs
 from kgen.check.sizes import SHARED_STEPS
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem
@@ -88,6 +108,12 @@ def drawn_inputs(
         drawn = with_powers_of_two(
             case, drawn, pass_, operator.slab_dim, rows, operator.serial_dims
         )
+    elif case.name == SIGNS_BY_ROWS:
+        drawn = with_row_signs(drawn, pass_, problem, linear_names(), rows)
+    elif case.name == RUNS:
+        drawn = with_runs(drawn, pass_, problem, rows, operator.serial_dims)
+        if packing is not None and packing.offsets in drawn:
+            drawn[packing.offsets] = cut_for_runs(drawn[packing.offsets])
     else:
         drawn = with_hard_values(
             case, drawn, pass_, problem, linear_names(), operator.slab_dim, packing
@@ -99,9 +125,17 @@ def drawn_inputs(
     if case.layout == EXPANDED:
         drawn = {
             t.name: _repeated(drawn[t.name], long_dim(t, tuple(drawn[t.name].shape), place))
-            if case.only in ("", t.name)
+            if case.lays_out(t.name)
             else drawn[t.name]
             for place, t in enumerate(pass_.inputs)
+        }
+    if case.layout == OVERLAPPING:
+        drawn = {
+            t.name: drawn[t.name].contiguous().as_strided(
+                drawn[t.name].shape,
+                overlapping_strides(t, tuple(drawn[t.name].shape), drawn[t.name].element_size()),
+            ).contiguous()
+            for t in pass_.inputs
         }
     return drawn
 
@@ -182,7 +216,7 @@ def laid_out(
         _, of = _shared(operator, pass_, problem, drawn, linear_names)
     inputs: dict[str, Guarded] = {}
     for place, t in enumerate(pass_.inputs):
-        layout = case.layout if case.only in ("", t.name) else "contiguous"
+        layout = case.layout if case.lays_out(t.name) else "contiguous"
         if t.name in together:
             inputs[t.name] = together[t.name]
         elif t.name in of:
@@ -208,6 +242,8 @@ def _laid_out(
     strides = contiguous_strides(shape)
     if layout == "permuted":
         strides = permuted(declared, shape)
+    elif layout == OVERLAPPING:
+        strides = overlapping_strides(declared, shape, value.element_size())
     elif layout == EXPANDED:
         strides = expanded_strides(shape, long_dim(declared, shape, place))
     elif layout in FARS and long_dim(declared, shape) is not None:
@@ -215,13 +251,11 @@ def _laid_out(
         buffer: Guarded = far(shape, value.dtype, strides)
         buffer.tensor.copy_(value)
         return buffer
-    elif layout in ("strided", "odd strides") and declared.free_strides:
+    elif layout in ("strided", "odd strides", APART) and declared.free_strides:
         pad = gap(value.element_size(), place, layout == "odd strides")
-        strides = padded(declared, shape, pad, layout == "strided")
-    shift = 0
-    if layout in SHIFTED:
-        shift = {"shifted": 1, "shifted 8 bytes": max(1, 8 // value.element_size()),
-                 "shifted 16 bytes": max(1, 16 // value.element_size())}[layout]
+        strides = padded(declared, shape, pad, layout != "odd strides")
+    begin = {"shifted": 1, "shifted 8 bytes": 8, "shifted 16 bytes": 16, APART: 32}.get(layout, 0)
+    shift = -(-begin // value.element_size())
     buffer = guarded(shape, value.dtype, device, strides, shift)
     write(buffer.tensor, value)
     return buffer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -26,10 +27,15 @@ from kgen.check.sizes import (
     RAGGED,
     ROW_HEADS,
     ROW_STEPS,
+    RUN_HEADS,
+    RUN_STEPS,
     SERIAL_WORK,
     SHORT,
     STEADY_BYTES,
     STEADY_FLOPS,
+    TILES,
+    TILES_HEADS,
+    TILES_REPEATS,
     WHOLE_HEADS,
     WHOLE_TILES,
     Sizes,
@@ -163,6 +169,61 @@ class Extents:
             if self._fit(dims, is_wide, threads):
                 yield dims
 
+    def few_tiles(
+        self, constants: Collection[str], threads: Threads | None = None
+    ) -> Iterator[Dims]:
+        """All run-time dims at once at one or a few whole tiles; then the dims that repeat the
+        work, with all else as small as can be.
+        """
+        for turn in range(len(TILES)):
+            dims = {}
+            for place, (name, smallest) in enumerate(self._smallest_extents(constants).items()):
+                among = TILES_HEADS if name in self.operator.head_dims else TILES
+                extent = 1 if self._repeats(name) else among[(turn + place) % len(among)]
+                dims[name] = max(smallest, extent)
+            steps = [name for name in dims if name in self.operator.serial_dims]
+            others = [n for n in dims if n not in steps and not self._repeats(n)]
+            while not self._is_modest(dims, threads, times=4) or self._takes_many(dims, threads):
+                longer = [n for n in others if dims[n] > TILES[0]] or [
+                    n for n in steps if dims[n] > TILES[0]
+                ]
+                if not longer:
+                    break
+                dims[max(longer, key=lambda name: dims[name])] //= 2
+            else:
+                yield dims
+        narrow = self._narrow_extents(constants)
+        repeats = [n for n in self.operator.repeats if n in narrow]
+        for extents in TILES_REPEATS if repeats else ():
+            dims = narrow | dict(zip(repeats, extents, strict=False))
+            while not self._is_modest(dims, threads, times=4) or self._takes_many(dims, threads):
+                longer = [name for name in repeats if dims[name] > 1]
+                if not longer:
+                    break
+                shortest = min(longer, key=lambda name: dims[name])
+                dims[shortest] = 1
+            else:
+                yield dims
+
+    def runs(self, constants: Collection[str], threads: Threads | None = None) -> Iterator[Dims]:
+        """Steps of which a third are whole tiles, and several heads, as far as there is room."""
+        smallest = self._narrow_extents(constants)
+        steps = [name for name in self.operator.serial_dims if name in smallest]
+        slab = self.operator.slab_dim
+        rows = [name for name in self.operator.repeats if name in smallest]
+        last = rows[-1:] or [name for name in smallest if name == slab]
+        ends = {t.dims[-1] for t in self.pass_.inputs}
+        others = [name for name in smallest if name in ends and name not in (*rows, slab)]
+        long = steps or others
+        packing = self.operator.signature.packing
+        for heads, extent in itertools.product(RUN_HEADS, RUN_STEPS):
+            dims = smallest | dict.fromkeys(long, extent) | dict.fromkeys(last, heads)
+            if packing is not None and packing.sequences in smallest:
+                dims[packing.sequences] = CUT
+            if self._is_modest(dims, threads, times=4):
+                yield dims
+                return
+
     def drawn(
         self, seed: int, constants: Collection[str], threads: Threads | None = None
     ) -> Dims:
@@ -230,8 +291,7 @@ class Extents:
             if self.sizes.flops is None or name not in smallest:
                 continue
             dims = self._narrow_extents(constants) | {name: MANY}
-            takes = threads(self._with(dims)) if threads is not None else 0
-            if takes <= MANY_THREADS and self._is_modest(dims, threads, times=4):
+            if not self._takes_many(dims, threads) and self._is_modest(dims, threads, times=4):
                 yield dims
 
     def beyond(
@@ -362,6 +422,10 @@ class Extents:
     def _are_too_many(self, dims: Dims, threads: Threads | None) -> bool:
         most = self.sizes.threads
         return most is not None and threads is not None and threads(self._with(dims)) > most
+
+    def _takes_many(self, dims: Dims, threads: Threads | None) -> bool:
+        """Whether a set of little work takes threads by the thousand."""
+        return threads is not None and threads(self._with(dims)) > MANY_THREADS
 
     def _with(self, dims: Dims) -> Problem:
         return with_dims(self.problem, dims, self.operator.signature)

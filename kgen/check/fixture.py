@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kgen.check.bounds import Bound, combine, widened
 from kgen.check.buffers import Guarded, fingerprint, guarded
-from kgen.check.case import EXPANDED, FARS, SHARED, Case
+from kgen.check.case import EQUAL_VALUES, FARS, Case
 from kgen.check.drawing import demand_values, drawn_inputs, laid_out
 from kgen.check.hard_values import (
     LARGE_SCALAR,
@@ -27,7 +27,8 @@ from kgen.check.input_set import InputSet
 from kgen.check.layouts import output_strides, write
 from kgen.check.oracle import WHOLE, Oracle, Reference, Slab, slabs
 from kgen.check.precision import rounding_of, torch_dtype
-from kgen.check.row_values import BY_ROWS, TINY_BY_ROWS
+from kgen.check.row_values import BY_ROWS, SIGNS_BY_ROWS, TINY_BY_ROWS
+from kgen.check.run_values import RUNS
 from kgen.check.schedule import Schedule
 from kgen.check.sizes import GPU_SIZES, HOST_SIZES, Sizes
 from kgen.check.sound import demand_narrow, demand_sound, global_state
@@ -35,6 +36,8 @@ from kgen.errors import VerifyError
 from kgen.model.problem import Problem
 from kgen.operators.base import Operator
 
+_WIDENED = (*ZEROS, BY_ROWS, TINY_BY_ROWS, SIGNS_BY_ROWS, RUNS)
+"""Sets whose errors do not average out."""
 _HOST_CACHE_BYTES = 2 * 2**30
 _HOST_SLAB_BYTES = 256 * 2**20
 # A definition that iterates over steps is bound by launches, which every slab repeats. With 8 slabs
@@ -284,7 +287,7 @@ class Fixture:
         bounds = combine(
             losses, pool, self.pass_, problem, self._name(case, problem), self._rounding
         )
-        if case.name in (*ZEROS, BY_ROWS, TINY_BY_ROWS) or case.layout in (EXPANDED, SHARED):
+        if case.name in _WIDENED or case.layout in EQUAL_VALUES:
             bounds = widened(bounds)
         if case.fresh:
             self._bounds_of_kind[kind] = bounds

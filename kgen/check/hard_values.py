@@ -36,7 +36,8 @@ import torch
 from torch import Tensor
 
 from kgen.check.case import NORMAL, Case
-from kgen.check.row_values import ROW_SETS
+from kgen.check.row_values import ROW_SETS, SIGNS_BY_ROWS
+from kgen.check.run_values import RUNS
 from kgen.model.problem import Problem, with_dims
 from kgen.model.signature import Packing, Pass
 from kgen.operators.base import Operator
@@ -47,6 +48,7 @@ UNEQUAL = ("large and small", "small and large")
 ZEROS = ("first zero", "last zero")
 NANS = ("nan elsewhere", "nan in weights")
 NONFINITE = "nonfinite"
+POSITIVE = "positive"
 POWERS = "powers of two"
 
 # Extents of a problem that tells whether outputs are linear in an input: of three steps, in packed
@@ -62,11 +64,13 @@ LARGE_SCALAR = 2.75
 
 def base_of(operator: Operator, case: Case) -> str:
     """The operator's own case that a set's values are drawn from."""
-    own = (LARGE, *UNEQUAL, *ZEROS, *NANS, *ROW_SETS, POWERS)
+    own = (LARGE, *UNEQUAL, *ZEROS, *NANS, *ROW_SETS, SIGNS_BY_ROWS, POWERS, RUNS)
     if case.name in operator.cases or case.name not in own:
         return case.name
     if case.name in NANS and NONFINITE in operator.cases:
         return NONFINITE
+    if case.name == SIGNS_BY_ROWS and POSITIVE in operator.cases:
+        return POSITIVE
     return NORMAL
 
 

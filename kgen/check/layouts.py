@@ -86,6 +86,21 @@ def expanded_strides(shape: tuple[int, ...], dim: int | None) -> tuple[int, ...]
     return tuple(strides)
 
 
+def overlapping_strides(
+    declared: Declared, shape: tuple[int, ...], itemsize: int
+) -> tuple[int, ...]:
+    """Contiguous strides, but rows begin in the middle of the rows before; by a multiple of 16
+    bytes, so that a vector load stays aligned.
+    """
+    strides = list(contiguous_strides(shape))
+    unit = max(1, 16 // itemsize)
+    free = [i for i, dim in enumerate(declared.dims) if dim in declared.free_strides]
+    if free and not declared.in_out and free[-1] < len(shape) - 1 and shape[free[-1]] > 1:
+        half = strides[free[-1]] // (2 * unit) * unit
+        strides[free[-1]] = half or strides[free[-1]]
+    return tuple(strides)
+
+
 _FAR = 2**32 + 64
 
 

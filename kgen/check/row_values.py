@@ -11,6 +11,9 @@ larger. `nan by rows`: one of these inputs is NaN with a negative sign in some r
 element. Other sets have one NaN, of a positive sign. Where steps do not follow each other, there
 are rows with an Inf and a -Inf in that input, too.
 
+`signs by rows`: all elements of an input in which outputs are linear have one sign in a row,
+negative or positive. A maximum that begins at 0 is right for inputs of both signs.
+
 A set of each kind cuts packed sequences in a way of its own (`cut`).
 """
 
@@ -28,6 +31,8 @@ BY_ROWS = "zero or equal by rows"
 TINY_BY_ROWS = "tiny by rows"
 NAN_BY_ROWS = "nan by rows"
 ROW_SETS = (BY_ROWS, TINY_BY_ROWS, NAN_BY_ROWS)
+
+SIGNS_BY_ROWS = "signs by rows"
 
 _TINY = 2.0**-40
 _TINY_16 = 2.0**-10  # in fp16, whose least normal number is 2^-14
@@ -64,12 +69,31 @@ def with_row_values(
         present = [dim for dim in row_dims if dim in t.dims]
         if not present or not value.is_floating_point() or value.numel() == 0:
             continue
-        kind = _row_numbers(t.dims, value, problem, row_dims) % kinds
+        kind = row_numbers(t.dims, value, problem, row_dims) % kinds
         if t.dims[-1] not in present and (t.name in linear or not is_serial):
             value = torch.where(kind == len(silent), value[..., :1], value)
         if t.name in silent:
             value = torch.where(kind == silent.index(t.name), torch.zeros_like(value), value)
         found[t.name] = value
+    return found
+
+
+def with_row_signs(
+    drawn: Mapping[str, Tensor],
+    pass_: Pass,
+    problem: Problem,
+    linear: frozenset[str],
+    row_dims: Sequence[str],
+) -> dict[str, Tensor]:
+    """Turn inputs into those of `SIGNS_BY_ROWS`; arguments as of `with_row_values`."""
+    found = dict(drawn)
+    for place, t in enumerate(t for t in pass_.inputs if t.name in linear):
+        value = drawn[t.name]
+        if not value.is_floating_point() or value.numel() == 0:
+            continue
+        row = row_numbers(t.dims, value, problem, row_dims)
+        is_negative = (row // 2 ** (place % 2) + place // 2) % 2 == 0
+        found[t.name] = torch.where(is_negative, -value.abs(), value.abs())
     return found
 
 
@@ -105,7 +129,7 @@ def with_special_rows(
         if value.numel() == 0:
             continue
         dims = next(t.dims for t in pass_.inputs if t.name == one)
-        kind = _row_numbers(dims, value, problem, row_dims) % kinds
+        kind = row_numbers(dims, value, problem, row_dims) % kinds
         if name == TINY_BY_ROWS:
             tiny = value * (_TINY_16 if value.dtype == torch.float16 else _TINY)
             found[one] = torch.where(kind == place, tiny, value)
@@ -157,7 +181,7 @@ def _with_infinities(value: Tensor) -> Tensor:
     return found
 
 
-def _row_numbers(
+def row_numbers(
     dims: Sequence[str], value: Tensor, problem: Problem, row_dims: Sequence[str]
 ) -> Tensor:
     """The number of each element's row, in a shape that broadcasts to the value's.

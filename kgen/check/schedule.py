@@ -6,7 +6,20 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kgen.check.case import EXPANDED, FARS, NORMAL, SHARED, SHIFTED, VIEWS, Case, Layout, seed_of
+from kgen.check.case import (
+    APART,
+    EXPANDED,
+    FARS,
+    NORMAL,
+    OVERLAPPING,
+    SHARED,
+    SHIFTED,
+    VIEWS,
+    Case,
+    Layout,
+    seed_of,
+    unlike_groups,
+)
 from kgen.check.extents import Dims, Extents, Threads
 from kgen.check.hard_values import (
     LARGE,
@@ -17,7 +30,8 @@ from kgen.check.hard_values import (
     ZEROS,
     weights_of,
 )
-from kgen.check.row_values import ROW_SETS
+from kgen.check.row_values import ROW_SETS, SIGNS_BY_ROWS
+from kgen.check.run_values import RUNS
 from kgen.check.sizes import (
     CUT,
     DRAWN,
@@ -132,13 +146,13 @@ class Schedule:
             *map(self._ordinary, extents.unequal(constants)),
             *map(self._ordinary, extents.whole_tiles(constants, threads)),
             *map(self._ordinary, extents.many(constants, threads)),
-            *self._inside_tiles(seed, constants, threads),
             *self._hard(constants),
             *self._beyond(constants, threads),
             *(self._far(constants) if far else ()),
         ]
         small = [extents.is_small(dict(case.dims)) for case in others]
         kept = [*always, *(case for case, fits in zip(others, small, strict=True) if fits)]
+        kept += self._inside_tiles(seed, constants, threads)  # none that is too much work
         left_out = [case.label for case, fits in zip(others, small, strict=True) if not fits]
         return HostSets(kept, [*left_out, *(case.wanted for case in kept if case.shortened)])
 
@@ -183,7 +197,7 @@ class Schedule:
         zero = self._case(ZEROS[0], dims)
         hard.append(replace(zero, scalars=other_scalars(self.pass_)))
         several = next(self.extents.unequal(constants), dims)
-        hard.append(self._case(ROW_SETS[0], several))
+        hard += [self._case(name, several) for name in (ROW_SETS[0], SIGNS_BY_ROWS)]
         rows = self.extents.rows_of_kinds(constants) or several
         hard += [self._case(name, rows) for name in ROW_SETS[1:]]
         packing = self.operator.signature.packing
@@ -208,21 +222,35 @@ class Schedule:
             layouts += ["strided", "odd strides"]
             if any(len(t.free_strides) > 1 for t in self.pass_.inputs):
                 layouts.append("permuted")
-            layouts += [VIEWS, EXPANDED]
+            layouts += [VIEWS, EXPANDED, OVERLAPPING]
         layouts += [SHARED, *SHIFTED]
         few = {name: SHARED_STEPS for name in self.operator.serial_dims if name not in constants}
         return [
             *(self._ordinary(dims, layout) for layout in layouts),
+            *(
+                replace(self._ordinary(dims, layout), only=names)
+                for names in unlike_groups([t.name for t in self.pass_.inputs])
+                for layout in (APART, SHIFTED[0])
+            ),
             *([self._ordinary(dims | few, SHARED)] if few else []),
         ]
 
     def _inside_tiles(
         self, seed: int, constants: Collection[str], threads: Threads | None = None
     ) -> Iterator[Case]:
-        """Ordinary values at extents that end inside tiles, and at extents nobody knows before."""
+        """Ordinary values at extents that end inside tiles, at whole tiles, and at extents nobody
+        knows before; and runs of zeros.
+        """
         if not self.sizes.inside_tiles:
             return
         yield from map(self._ordinary, self.extents.between(constants, threads))
+        yield from map(self._ordinary, self.extents.few_tiles(constants, threads))
+        for dims in self.extents.runs(constants, threads):
+            yield self._case(RUNS, dims)
+            packing = self.operator.signature.packing
+            if packing is not None and packing.sequences in dims:  # of equal length
+                few = {n: 12 * CUT for n in self.operator.serial_dims if n not in constants}
+                yield self._case(RUNS, dims | few)
         for place in range(DRAWN):
             own = seed_of(seed, "extents", place)
             if dims := self.extents.drawn(own, constants, threads):

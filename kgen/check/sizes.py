@@ -43,6 +43,13 @@ BETWEEN = (21, 24, 80, 96, 109, 240)
 tile is half or a quarter full, or ends within a vector."""
 BETWEEN_HEADS = BETWEEN[:-1]
 BETWEEN_REPEATS = (3, 5, 7)
+TILES = (4, 8, 16, 32, 128, 256)
+"""Whole tiles, and the extents that models have. Other sets have 64, and 512."""
+TILES_HEADS = TILES[:-1]
+TILES_REPEATS = ((4, 8, 4), (8, 8, 1), (16, 4, 2), (2, 16, 2), (32, 1, 32), (1, 32, 16))
+RUN_STEPS = (192, 97, 61)
+RUN_HEADS = (4, 2, 1)
+"""Of the set with runs of zeros: those of which a small set has room. A third of the steps is 0."""
 DRAWN = 2
 """Sets whose extents are drawn at random, from the fresh seed of a certificate."""
 DRAWN_EXTENTS = (3, 130)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kgen.errors import LaunchError, LaunchRefusedError
 from kgen.launch.base import Device, Module, check_parameters, codes_of, launch_text, resolve
+from kgen.launch.early import EarlyWrites, early_memory
 from kgen.launch.sanitized import SanitizedModule
 from kgen.model.artifact import Artifact
 from kgen.model.plan import Launch, Plan
@@ -77,29 +80,41 @@ class LoadedSharedObject(Module):
         for place, launch in enumerate(plan.launches):
             if launch.is_empty:
                 continue
-            early = _early_memory(plan, place, tensors)
-            shown = {**tensors, **early}
-            unwritten += [decoy.view(torch.uint8) for decoy in early.values()]
-            steps.append((launch, self._function(launch.kernel),
-                          self._arguments(launch, shown, numbers),
-                          [(decoy.data_ptr(), _data(tensors, name), decoy.nbytes)
-                           for name, decoy in early.items()]))
+            shown = early_memory(plan, place, tensors)
+            unwritten += [decoy.view(torch.uint8) for decoy in shown.values()]
+            step = _Step(
+                launch,
+                self._function(launch.kernel),
+                self._arguments(launch, {**tensors, **shown}, numbers),
+                [(decoy.data_ptr(), _data(tensors, name), decoy.nbytes)
+                 for name, decoy in shown.items()],
+                EarlyWrites(plan, place, tensors, shown),
+            )
+            steps.append(step)
         device = self._device
         orders = itertools.cycle(device.orders)
+        is_first = True
 
         def run(_held: Sequence[torch.Tensor | None] = held) -> None:
+            nonlocal is_first
             seed = next(orders)
             for memory in unwritten:
                 memory.fill_(_UNWRITTEN[seed % len(_UNWRITTEN)])
-            for launch, function, arguments, early in steps:
+            for step in steps if is_first else ():
+                step.early_writes.begin()
+            for step in steps:
                 try:
-                    function.launch(launch.grid, launch.block, launch.smem_bytes, arguments,
-                                    seed, device.threads, launch.pdl, early)
+                    if is_first:
+                        step.early_writes.demand_none(
+                            partial(step.run, seed, device.threads, end_at_wait=True)
+                        )
+                    step.run(seed, device.threads)
                 except HostFault as error:
-                    where = f"{launch_text(launch)}, thread order {seed}"
+                    where = f"{launch_text(step.launch)}, thread order {seed}"
                     refused = isinstance(error, HostRefusal)
                     kind = LaunchRefusedError if refused else LaunchError
                     raise kind(f"{error}\n  {where}") from None
+            is_first = False
 
         return run
 
@@ -135,30 +150,29 @@ class LoadedSharedObject(Module):
         return arguments
 
 
-def _early_memory(plan: Plan, place: int, tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Memory that a launch with `pdl` finds in place of earlier results until it has waited.
+@dataclass(frozen=True)
+class _Step:
+    """A launch of a plan, bound to its memory.
 
-    Counters, which are no results, are left out.
-
-    Args:
-        plan: The plan.
-        place: The launch's place in the plan.
-        tensors: The call's tensors by name.
-    Returns:
-        By the name of each workspace that an earlier kernel has as well.
+    Attributes:
+        launch: The launch.
+        function: Its kernel.
+        arguments: Values of its parameters.
+        early: Memory for `HostFunction.launch`.
+        early_writes: Finds what the kernel writes before it has waited.
     """
-    launch = plan.launches[place]
-    if not launch.pdl:
-        return {}
-    earlier = {name for before in plan.launches[:place] for name in before.args}
-    found: dict[str, torch.Tensor] = {}
-    for workspace in plan.workspaces:
-        actual = tensors.get(workspace.name)
-        if actual is None or not actual.is_floating_point() or not actual.numel():
-            continue
-        if workspace.name in launch.args and workspace.name in earlier:
-            found[workspace.name] = torch.empty_like(actual)
-    return found
+
+    launch: Launch
+    function: HostFunction
+    arguments: Sequence[Any]
+    early: Sequence[tuple[int, int, int]]
+    early_writes: EarlyWrites
+
+    def run(self, seed: int, threads: int, *, end_at_wait: bool = False) -> None:
+        """Launch the kernel."""
+        launch = self.launch
+        self.function.launch(launch.grid, launch.block, launch.smem_bytes, self.arguments, seed,
+                             threads, launch.pdl, self.early, end_at_wait)
 
 
 def _data(tensors: Tensors, name: str) -> int:

@@ -151,6 +151,7 @@ def compile_sanitized_command(
 
 
 _BAD_LAUNCH = 1  # kgen::host::kBadLaunch
+_MUST_WAIT, _END_AT_WAIT = 1, 2  # kgen::host::Pdl
 
 
 class _Early(ctypes.Structure):
@@ -254,6 +255,7 @@ class HostFunction:
         threads: int = 0,
         pdl: bool = False,
         early: Sequence[tuple[int, int, int]] = (),
+        end_at_wait: bool = False,
     ) -> None:
         """Run the kernel to its end. The interpreter lock is released meanwhile.
 
@@ -269,6 +271,8 @@ class HostFunction:
                 calls `griddepcontrol_wait` is then a fault.
             early: Memory that the kernel may use only after `griddepcontrol_wait`: the address that
                 `args` hold, the address to which the wait changes it, and the size in bytes.
+            end_at_wait: Whether each thread ends at its `griddepcontrol_wait`. The launch then does
+                what the kernel does before the kernels before it have ended, and reports no fault.
 
         Raises:
             HostFault: If the launch is refused (limits) or a thread did something undefined. The
@@ -286,7 +290,7 @@ class HostFunction:
             error_bytes=_ERROR_BYTES,
             early=(_Early * len(early))(*(_Early(*one) for one in early)),
             early_count=len(early),
-            pdl=pdl,
+            pdl=_END_AT_WAIT if end_at_wait else _MUST_WAIT if pdl else 0,
         )
         values = list(args)  # keeps the storage alive during the call
         addresses = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))

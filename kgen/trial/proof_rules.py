@@ -19,6 +19,7 @@ from kgen.model.digest import digest_of
 # By their paths: to import `kgen.check` would import torch.
 _MODULES = (
     "check/*.py",
+    "launch/early.py",
     "worker/proof.py",
     "worker/runner.py",
     "worker/binding.py",

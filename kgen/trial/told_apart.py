@@ -12,10 +12,16 @@ import re
 from kgen.model.artifact import Rendered
 from kgen.model.source_text import bare_text
 
+# Names of the form that compilers reserve for their macros, but those of CUDA's language; and types
+# and limits that a GPU's compiler has in another size.
+_OF_CUDA = (
+    "global|device|host|shared|constant|managed|launch_bounds|maxnreg|cluster_dims|block_size"
+    "|grid_constant|restrict|forceinline|noinline|inline|inline_hint|align|attribute|volatile|asm"
+)
 _ASKS = re.compile(
-    r"\b(KGEN_HOST|__CUDA_ARCH\w*|__CUDACC\w*__|__NVCC__|__GNU[CG]__|__clang\w*__|__GLIBC\w*__"
-    r"|__SANITIZE_\w+|__has_(?:feature|include|builtin|attribute)|__x86_64__|__aarch64__|__linux__"
-    r"|__FILE__|__DATE__|__TIME__|__BASE_FILE__|__INCLUDE_LEVEL__|__COUNTER__)\b"
+    rf"\b(KGEN_HOST|KGEN_ARCH|__(?!(?:{_OF_CUDA})__)[A-Za-z]\w*__|__CUDA_ARCH\w*|__cplusplus"
+    r"|__SANITIZE_\w+|__has_\w+|__func__|(?:long\s+double|double\s+long)|wchar_t"
+    r"|_(?:GLIBC|LIBCPP|MSC_|WIN|LP64)\w*|(?:linux|unix|i386))\b"
 )
 # A header of the system, which NVRTC does not have, such as that of printf.
 _INCLUDES = re.compile(

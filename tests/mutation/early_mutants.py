@@ -1,4 +1,5 @@
-"""Kernels with programmatic dependent launch that do not wait for the kernel before them.
+"""Kernels with programmatic dependent launch that do not wait for the kernel before them, or write
+before they have waited what it reads or writes.
 
 On a GPU they are wrong only if the kernel before has not ended yet, which it mostly has.
 """
@@ -25,6 +26,13 @@ def _without(pointers: str, operation: str = "no wait") -> tuple[Mistake, ...]:
     return gone, Mistake(operation.replace("no", "late"), wait, "kgen::griddepcontrol_wait()")
 
 
+def _writes(statement: str, pointers: str, operation: str = "a write before the wait") -> Mistake:
+    """Puts a statement before the first wait for these pointers. It leaves no trace on the host,
+    where the kernel before has ended and the wait changes the pointer."""
+    return Mistake(operation, rf"((?:kgen::)?griddepcontrol_wait\({pointers}\);)",
+                   rf"{statement} \1")  # fmt: skip
+
+
 def _kernel(
     operator: str, pass_name: str, variant: str, dims: str, mistakes: tuple[Mistake, ...],
     **values: Value,
@@ -39,25 +47,51 @@ _SUMS = "state_sums, gradient_sums"
 _NORM_SUMS = "state_sums, gradient_sums, key_sums, key_sum_gradients"
 EARLY = (
     _kernel("linear_attention", "forward", "chunk_scan", _LINEAR,
-            _without("segment_sums, segment_key_sums"), overlap=1, segments=4),
+            (*_without("segment_sums, segment_key_sums"),
+             _writes("segment_sums[kgen::thread_rank()] = 0.0f;",
+                     "segment_sums, segment_key_sums"),
+             # Of the output's kernel: the scan before it reads the sums.
+             Mistake("a write of the last kernel",
+                     r"(const bool last = place\.segment == kSegments - 1;)",
+                     r"\1 if (blockIdx.x == gridDim.x - 1)"
+                     r" const_cast<float*>(segment_sums)[kgen::thread_rank()] = 0.0f;")),
+            overlap=1, segments=4),
     _kernel("linear_attention", "backward", "chunk_scan", _LINEAR,
             _without(_SUMS), overlap=1, segments=4),
     _kernel("linear_attention", "backward", "chunk_scan_norm", _LINEAR + ",norm_dtype=fp32",
             _without(_NORM_SUMS), overlap=1, segments=4),
     _kernel("linear_attention", "backward", "chunk_parallel", _LINEAR,
-            _without(r"state_rows_\.stored"), overlap=1),
+            (*_without(r"state_rows_\.stored"),
+             Mistake("a write before the wait", r"(const bool of_q = place\.rest < kKeyBlocks;)",
+                     r"\1 if (chunks > 1 && kgen::thread_rank() == 0)"
+                     r" const_cast<T*>(gradients)[kE * kM] = kgen::from_float<T>(0.0f);")),
+            overlap=1),
     _kernel("linear_attention", "forward", "split_t", _LINEAR,
-            _without("", "no wait before counters are cleared"), overlap=1, products="mma",
+            (*_without("", "no wait before counters are cleared"),
+             Mistake("counters cleared before the wait",
+                     r"kgen::griddepcontrol_wait\(\);\s*kgen::griddepcontrol_launch_dependents"
+                     r"\(\);\s*(kgen::clear_grid_barriers[^;]*;)",
+                     r"\1 kgen::griddepcontrol_wait();"
+                     r" kgen::griddepcontrol_launch_dependents();")), overlap=1, products="mma",
             head_ctas=2, segment=64, block_v=64),
-    _kernel("wkv6", "backward", "chunk_halving", _WKV, _without("states"), pdl=True),
+    _kernel("wkv6", "backward", "chunk_halving", _WKV,
+            (*_without("states"),
+             _writes("const_cast<u32*>(states)[kgen::thread_rank()] = 0u;", "states")), pdl=True),
     _kernel("wkv6", "backward", "chunk_loop", _WKV,
-            _without("states") + _without("parts", "no wait of sums"), pdl=True,
+            (*_without("states"), *_without("parts", "no wait of sums"),
+             _writes("if (thread_rank() == 0) const_cast<float*>(parts)[0] = 0.0f;", "parts",
+                     "a write before the wait of sums")), pdl=True,
             sequential_chunks=True),
     _kernel("wkv5", "backward", "chunk_loop", _WKV,
-            _without("state, gradient", "no wait of a chunk"), pdl=True, sequential_chunks=False),
+            (*_without("state, gradient", "no wait of a chunk"),
+             _writes("if (thread_rank() == 0) gradient[0] = 0.0f;", "state, gradient")),
+            pdl=True, sequential_chunks=False),
     _kernel("wkv5", "forward", "warp_specialized_segments",
             "B=1,T=600,H=2,K=64,V=64,dtype=bf16,w_dtype=bf16",
-            _without(r"states\.segment_sums, states\.segment_key_sums"), pdl=True, segments=2),
+            (*_without(r"states\.segment_sums, states\.segment_key_sums"),
+             _writes("const_cast<float*>(states.segment_sums)[kgen::thread_rank() % 32] = 0.0f;",
+                     r"states\.segment_sums, states\.segment_key_sums")),
+            pdl=True, segments=2),
 )  # fmt: skip
 
 EARLY_IN_CI = frozenset(

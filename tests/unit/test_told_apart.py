@@ -22,6 +22,14 @@ def reason(source: str) -> str:
         "#if __has_feature(address_sanitizer)",
         "#if KGEN_\\\nHOST",
         'const char* name = __FILE__;',
+        "#ifdef __ELF__",
+        "#if defined(__SSE2__)",
+        "#if __cplusplus > 201703L",
+        "#if KGEN_ARCH == 0",
+        "#ifdef _GLIBCXX_RELEASE",
+        "#ifdef linux",
+        "if (sizeof(long double) == 16) kgen::sync_block();",
+        "constexpr bool kHost = sizeof(wchar_t) == sizeof(__PRETTY_FUNCTION__);",
     ],
 )  # fmt: skip
 def test_it_is_refused(line: str) -> None:
@@ -34,6 +42,9 @@ def test_it_is_refused(line: str) -> None:
         "// KGEN_HOST is 1 here\nextern \"C\" __global__ void f() {}",
         "#if !defined(__CUDACC__)\n#include <stdio.h>\n#endif\nvoid f();",
         "#if kThreads > 32\nint x;\n#endif",
+        "__device__ __forceinline__ float f(const float* __restrict__ x);",
+        "extern \"C\" __global__ void __launch_bounds__(64) __cluster_dims__(2, 1, 1) f();",
+        "__shared__ __align__(128) float x[4]; __syncthreads();",
     ],
 )
 def test_it_passes(source: str) -> None:

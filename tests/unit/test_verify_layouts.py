@@ -72,7 +72,7 @@ def test_expanded_inputs_have_a_stride_of_0_and_equal_values() -> None:
         assert torch.equal(tensor, tensor.narrow(dim, 0, 1).expand_as(tensor))
     assert not torch.equal(*found.inputs["r"].tensor[0, :2])
     fixture.put_values(found, Case("normal", (), EXPANDED, 8))
-    alone = fixture.input_set(Case("normal", (), EXPANDED, 7, only="k"))
+    alone = fixture.input_set(Case("normal", (), EXPANDED, 7, only=("k",)))
     assert 0 not in alone.inputs["r"].tensor.stride()
 
 

@@ -49,31 +49,31 @@ def naive_2(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
 FORWARD = (
     SafeRow(
         dtypes=("fp32", "fp32"),
-        kernel="2cb9c7d27263",
+        kernel="8017bf19394e",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp16"),
-        kernel="f020148e2b36",
+        kernel="8f22ed2ba838",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp32"),
-        kernel="0dbda845118a",
+        kernel="4b0a25cbb342",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "bf16"),
-        kernel="e909d0687551",
+        kernel="5ea3b7a66c07",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "fp32"),
-        kernel="69fb2ddc0e07",
+        kernel="400a52a5e7a2",
         config="naive(threads=128)",
         bind=naive_1,
     ),
@@ -83,31 +83,31 @@ FORWARD = (
 BACKWARD = (
     SafeRow(
         dtypes=("fp32", "fp32"),
-        kernel="0be1083350b6",
+        kernel="38310dbffe45",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp16"),
-        kernel="6e3f9e6aad0c",
+        kernel="8e6894aa99d4",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp32"),
-        kernel="168c06f812f8",
+        kernel="e0c4e0c269c0",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "bf16"),
-        kernel="59a1d71719dc",
+        kernel="8c8518dc20fa",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "fp32"),
-        kernel="b4cca83c325d",
+        kernel="218b0bd66c6d",
         config="naive(threads=128)",
         bind=naive_2,
     ),

@@ -1658,7 +1658,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="1f22c33b4f44",
+        kernel="2e7fb7e6f212",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1674,7 +1674,7 @@ BACKWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="a04af27a34de",
+        kernel="626ecf762d8a",
         config=(
             "chunk_parallel("
             "chunk=64, step_tiles=1, block_v=128, min_blocks=1, copy_bytes=16, state_keys=64, "
@@ -1691,7 +1691,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="6e756088ace4",
+        kernel="339da42d8974",
         config=(
             "chunk_loop("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1707,7 +1707,7 @@ BACKWARD = (
         dims=(4, 16, 2048, 64, 64),
         dtypes=("fp16", "fp16", "none", "none", "none", "none", "fp32"),
         constants=("E", "M"),
-        kernel="ffd6b15dd1a3",
+        kernel="b4fe5f6a60fb",
         config=(
             "chunk_scan_norm("
             "chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy_bytes=16, "
@@ -1723,7 +1723,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="284aff230afb",
+        kernel="164b071750c1",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=2, key_warps=1, stages=4, copy_bytes=16, "
@@ -1739,7 +1739,7 @@ BACKWARD = (
         dims=(2, 8, 1000, 72, 40),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="896cb1c08aa3",
+        kernel="0278b5939022",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=2, key_warps=2, stages=3, copy_bytes=16, "
@@ -1755,7 +1755,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="e1f4a29b15f8",
+        kernel="bf5e149c8486",
         config="wgmma_split_bf16(terms=3, copy_bytes=16)",
         fits=wgmma_split_bf16_1_fits,
         bind=wgmma_split_bf16_1,
@@ -1767,7 +1767,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="8772608c6a5f",
+        kernel="3846bb71fcf5",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1783,7 +1783,7 @@ BACKWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="cdebd9157712",
+        kernel="e953c0b66efa",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=2, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1799,7 +1799,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="2d2cb7db3dc3",
+        kernel="13adc15eabd2",
         config=(
             "chunk_loop("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, copy_bytes=16, "
@@ -1819,7 +1819,7 @@ FORWARD = (
         dims=(4, 16, 512, 64, 64),
         dtypes=("bf16", "bf16", "fp32", "none", "fp32", "none", "none"),
         constants=("E", "M"),
-        kernel="170ce876c553",
+        kernel="bf139d9a1a38",
         config=(
             "warp_specialized("
             "block_v=32, chunk=32, chunks=4, key_warps=2, value_warps=1, stages=3, "
@@ -1835,7 +1835,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="0fd7f9bca36b",
+        kernel="4f98b766abc6",
         config=(
             "split_t("
             "head_ctas=16, segment=256, block_v=64, batch=32, copy_bytes=16, score_terms=1, "
@@ -1851,7 +1851,7 @@ FORWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="8d9bd86fc3dd",
+        kernel="dcbb1f9a5aab",
         config=(
             "split_t("
             "head_ctas=8, segment=256, block_v=128, batch=32, copy_bytes=16, score_terms=1, "
@@ -1867,7 +1867,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="3150ccfec0a1",
+        kernel="0bcfd54b8f9f",
         config=(
             "warp_specialized("
             "block_v=64, chunk=32, chunks=4, key_warps=2, value_warps=2, stages=3, "
@@ -1883,7 +1883,7 @@ FORWARD = (
         dims=(64, 16, 1, 64, 64),
         dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "none"),
         constants=("E", "M"),
-        kernel="8d65edde3f43",
+        kernel="9d115ba68280",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=4)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -1895,7 +1895,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="9cd6c7c2e4f0",
+        kernel="029c53b7ce4b",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy_bytes=16, "
@@ -1911,7 +1911,7 @@ FORWARD = (
         dims=(2, 8, 1000, 72, 40),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="5d8ba0f639c3",
+        kernel="89c4c2ba33c3",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=1, key_warps=1, stages=3, copy_bytes=16, "
@@ -1927,7 +1927,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="0920acc20421",
+        kernel="3a9c82711441",
         config="wgmma_split_bf16(terms=3, copy_bytes=16)",
         fits=wgmma_split_bf16_2_fits,
         bind=wgmma_split_bf16_2,
@@ -1939,7 +1939,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="a5cb2ed4746d",
+        kernel="dbd74300e484",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=2, value_warps=2, key_warps=1, stages=3, copy_bytes=16, "
@@ -1955,7 +1955,7 @@ FORWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="84cfeb82ccbb",
+        kernel="b6f60068b758",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=8, key_warps=1, stages=3, copy_bytes=16, "
@@ -1971,7 +1971,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="a531f0a7d7dc",
+        kernel="f7564261f883",
         config="wgmma_split_bf16(terms=2, copy_bytes=16)",
         fits=wgmma_split_bf16_3_fits,
         bind=wgmma_split_bf16_3,

@@ -1035,7 +1035,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="0ff02d0e79c9",
+        kernel="afb5be3498fe",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=1, stages=3, weight_memory=registers, "
@@ -1051,7 +1051,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="a823ed304d36",
+        kernel="8281e8225695",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=2, stages=8, weight_memory=registers, "
@@ -1067,7 +1067,7 @@ BACKWARD = (
         dims=(512, 262144),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="975b6f1ef62a",
+        kernel="cc4f7eea143f",
         config=(
             "two_pass("
             "row_threads=512, tile_threads=256, vec=8, unroll=1, row_splits=4, "
@@ -1083,7 +1083,7 @@ BACKWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="39ba503056f7",
+        kernel="da320851c41b",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=4, stages=5, weight_memory=shared, "
@@ -1099,7 +1099,7 @@ BACKWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="1c822d2c0b2c",
+        kernel="d0e6b1d23559",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, vec=8, resident_weight=true, "
@@ -1115,7 +1115,7 @@ BACKWARD = (
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="812ea31024f2",
+        kernel="d0d9ce9b52e0",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=2, stages=6, weight_memory=registers, "
@@ -1131,7 +1131,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="7a95e44b6c34",
+        kernel="d2eda31b3a25",
         config=(
             "bulk_rows("
             "threads=128, copies_per_row=4, stages=5, weight_memory=registers, "
@@ -1147,7 +1147,7 @@ BACKWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="651e3665ac45",
+        kernel="8737342d3ab6",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, vec=8, resident_weight=false, "
@@ -1163,7 +1163,7 @@ BACKWARD = (
         dims=(32768, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="c2d392626bf2",
+        kernel="3daade0f5852",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=1, stages=2, weight_memory=global, "
@@ -1183,7 +1183,7 @@ FORWARD = (
         dims=(2, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="3ffa924efd7a",
+        kernel="a79d5f4dcfb3",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1201,7 +1201,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="91228e5227f0",
+        kernel="5f16c26d95f0",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1217,7 +1217,7 @@ FORWARD = (
         dims=(2, 8192),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="9825e962633b",
+        kernel="676dcc9fdddb",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1235,7 +1235,7 @@ FORWARD = (
         dims=(16, 4096),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="5e3d57c1e8f9",
+        kernel="746abfb7ff09",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1253,7 +1253,7 @@ FORWARD = (
         dims=(64, 4096),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="5e3d57c1e8f9",
+        kernel="746abfb7ff09",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1270,7 +1270,7 @@ FORWARD = (
         dims=(127, 5003),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="b8033fb84b14",
+        kernel="02430a0cbd51",
         config=(
             "rows_in_registers("
             "lanes_per_row=1024, groups_per_block=1, rows_per_group=1, vec=1, "
@@ -1288,7 +1288,7 @@ FORWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="b575b84358b8",
+        kernel="4bce8b6ab9d2",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, "
@@ -1304,7 +1304,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="5d3a2bb612a4",
+        kernel="21fc65fbed17",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1320,7 +1320,7 @@ FORWARD = (
         dims=(512, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="e6063e23b088",
+        kernel="b93960f7540e",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1338,7 +1338,7 @@ FORWARD = (
         dims=(8192, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="7535eacc125d",
+        kernel="fbd2c4ce10d2",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1356,7 +1356,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="2eb8b17d2d73",
+        kernel="f83168adc624",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1373,7 +1373,7 @@ FORWARD = (
         dims=(1, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="4de4c02f7978",
+        kernel="7bff198cec39",
         config=(
             "two_pass("
             "threads=256, vec=8, unroll=1, reverse=false, load_cache=normal, "
@@ -1389,7 +1389,7 @@ FORWARD = (
         dims=(31, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="e5827d652e0a",
+        kernel="9d6661d73a52",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=1, "
@@ -1407,7 +1407,7 @@ FORWARD = (
         dims=(64, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(),
-        kernel="c7cd9144a881",
+        kernel="0fdda53216dc",
         config="naive(threads=128)",
         fits=always,
         bind=naive_1,
@@ -1420,7 +1420,7 @@ FORWARD = (
         dims=(64, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="d5cc29a96045",
+        kernel="4ead5fedabdf",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1437,7 +1437,7 @@ FORWARD = (
         dims=(511, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="bcc2745ab384",
+        kernel="0a5d5d1bf68f",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, load_cache=normal, "
@@ -1454,7 +1454,7 @@ FORWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="69274bb96963",
+        kernel="6c1f85d6cc5f",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=2, reverse=false, load_cache=evict_last, "
@@ -1470,7 +1470,7 @@ FORWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="2db9a5fd2dbc",
+        kernel="0e2e88b0bfb7",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=true, "
@@ -1486,7 +1486,7 @@ FORWARD = (
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="87fe7a54c043",
+        kernel="4f304c29d273",
         config=(
             "rows_in_registers("
             "lanes_per_row=128, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1503,7 +1503,7 @@ FORWARD = (
         dims=(8192, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="89e62ad1a4b7",
+        kernel="30e48c96cd77",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1521,7 +1521,7 @@ FORWARD = (
         dims=(16384, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="7035cacc27d5",
+        kernel="3ef3f833e74d",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=8, rows_per_group=1, vec=8, "
@@ -1539,7 +1539,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="ef989e683058",
+        kernel="a4a475fee8c8",
         config=(
             "two_pass("
             "threads=512, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1555,7 +1555,7 @@ FORWARD = (
         dims=(262144, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="c7b98873419f",
+        kernel="6dc2d5e44663",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1572,7 +1572,7 @@ FORWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="d4f80a0f1036",
+        kernel="59e3ca33a52f",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, rows_per_group=2, vec=8, "
@@ -1589,7 +1589,7 @@ FORWARD = (
         dims=(4, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="cb223596b0a8",
+        kernel="7d6422a0bf20",
         config=(
             "rows_in_registers("
             "lanes_per_row=128, groups_per_block=1, rows_per_group=1, vec=4, "
@@ -1607,7 +1607,7 @@ FORWARD = (
         dims=(262144, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="8f17531188f7",
+        kernel="87bbbfdbdf72",
         config=(
             "two_pass("
             "threads=512, vec=4, unroll=1, reverse=true, load_cache=evict_last, "

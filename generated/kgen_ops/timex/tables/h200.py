@@ -732,7 +732,7 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="6b91c0b3bea5",
+        kernel="04a9ca40d23f",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -748,7 +748,7 @@ BACKWARD = (
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="1631613e4776",
+        kernel="73bfbde1125e",
         config=(
             "toeplitz_mma("
             "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -764,7 +764,7 @@ BACKWARD = (
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="7281b4c2dc1b",
+        kernel="462999c0fe93",
         config=(
             "toeplitz_mma("
             "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=2, min_blocks=4, "
@@ -780,7 +780,7 @@ BACKWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="e52bd0974a5f",
+        kernel="f8509c4b89f5",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, min_blocks=1, "
@@ -796,7 +796,7 @@ BACKWARD = (
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="575b6aa5b463",
+        kernel="db3380ae9491",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=1, "
@@ -812,7 +812,7 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="0dc3c54a3d84",
+        kernel="70de94b9c336",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=1, promotions=2, min_blocks=2, "
@@ -828,7 +828,7 @@ BACKWARD = (
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="7bc87c94eb3a",
+        kernel="6e06fa3a9596",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -848,7 +848,7 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="6376f0476c60",
+        kernel="d22815ede9d8",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
@@ -863,7 +863,7 @@ FORWARD = (
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="8d1ee1a31b89",
+        kernel="50bf95c4448c",
         config=(
             "toeplitz_mma("
             "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=4)"
@@ -878,7 +878,7 @@ FORWARD = (
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="260e9a04aa01",
+        kernel="99f136dbc937",
         config=(
             "toeplitz_mma("
             "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=1, t_blocks=1, min_blocks=4)"
@@ -893,7 +893,7 @@ FORWARD = (
         dims=(2, 226, 1011),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="ae2125538a8a",
+        kernel="006a15c3fd0f",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=4, promotions=1, t_blocks=1, min_blocks=4)"
@@ -909,7 +909,7 @@ FORWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="4e9c1050848b",
+        kernel="49d7dec5394f",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, skip_zeros=true, "
@@ -925,7 +925,7 @@ FORWARD = (
         dims=(4, 768, 2048),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="3dcfe3690a00",
+        kernel="8cf843d5d94d",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=2, promotions=1, skip_zeros=true, "
@@ -941,7 +941,7 @@ FORWARD = (
         dims=(4, 864, 2048),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="3dcfe3690a00",
+        kernel="8cf843d5d94d",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=2, promotions=1, skip_zeros=true, "
@@ -957,7 +957,7 @@ FORWARD = (
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="8c95baa7346a",
+        kernel="df8922fd48c2",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=1)"
@@ -972,7 +972,7 @@ FORWARD = (
         dims=(8, 128, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="328ee5fcc9a4",
+        kernel="3f140ecc62eb",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=8, n_tiles=1, t_fold=1, promotions=2, skip_zeros=true, "
@@ -988,7 +988,7 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="cacf5ebb9fec",
+        kernel="4f5d9f70023f",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
@@ -1003,7 +1003,7 @@ FORWARD = (
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="06417d9f15c8",
+        kernel="35b22f8ee921",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=3, n_tiles=2, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"

@@ -2270,7 +2270,7 @@ BACKWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="f6c3494fa516",
+        kernel="46652350c4c3",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, pdl=true)"
@@ -2285,7 +2285,7 @@ BACKWARD = (
         dims=(1, 1, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="2778d8a9d3ac",
+        kernel="0675566c99f8",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=4)"
@@ -2300,7 +2300,7 @@ BACKWARD = (
         dims=(1, 1, 8192, 24, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="7da2f7eddb6d",
+        kernel="175bccef3e83",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=5)"
@@ -2315,7 +2315,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="66e8da2a0de7",
+        kernel="81aecbcaba45",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, segments=8)"
@@ -2330,7 +2330,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="152262a2aa5f",
+        kernel="c7a1c900b003",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=1, stages=4, gradient_terms=2)"
@@ -2345,7 +2345,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="47691e8eafae",
+        kernel="3495e9d1622f",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, pdl=true)"
@@ -2360,7 +2360,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="58717dba8c7e",
+        kernel="5f43fd53a3e1",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
@@ -2376,7 +2376,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="84c93a7c6144",
+        kernel="b13658e62729",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -2392,7 +2392,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="2cb2c2df36ab",
+        kernel="555348ddb583",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -2408,7 +2408,7 @@ BACKWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="10a3d1550cdb",
+        kernel="6e6f2b58ebea",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
@@ -2424,7 +2424,7 @@ BACKWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="451696dfb31e",
+        kernel="b7f9e9c35946",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "
@@ -2444,7 +2444,7 @@ FORWARD = (
         dims=(1, 1, 8, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="70f70e1152bd",
+        kernel="12696430cbf3",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -2460,7 +2460,7 @@ FORWARD = (
         dims=(256, 256, 1, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="124ac50597ed",
+        kernel="97c08408874a",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -2472,7 +2472,7 @@ FORWARD = (
         dims=(1, 1, 1, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="c16b1448008c",
+        kernel="a18ffd06b59c",
         config="block_per_head(split=8, tile=1, columns=8, tokens=1, stages=1, vec=2)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
@@ -2484,7 +2484,7 @@ FORWARD = (
         dims=(8, 8, 1, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="e07fe0dab16a",
+        kernel="4b987b0f0388",
         config="block_per_head(split=4, tile=2, columns=32, tokens=1, stages=1, vec=2)",
         fits=block_per_head_3_fits,
         bind=block_per_head_3,
@@ -2496,7 +2496,7 @@ FORWARD = (
         dims=(1, 1, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="03dbd6f434f1",
+        kernel="625d5aeef183",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -2511,7 +2511,7 @@ FORWARD = (
         dims=(1, 1, 8192, 24, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="9adcb5793239",
+        kernel="05c0e2c69895",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -2527,7 +2527,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="fb6366e5d77a",
+        kernel="4afd5c889816",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true)"
@@ -2542,7 +2542,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="81f74b118344",
+        kernel="99d9f7aab68d",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_4_fits,
         bind=block_per_head_4,
@@ -2554,7 +2554,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
         constants=("K", "V"),
-        kernel="70cd6b7d3740",
+        kernel="226ebcbb449c",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_2_fits,
         bind=warp_specialized_2,
@@ -2566,7 +2566,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="f0b9c2f48b72",
+        kernel="4c4517003755",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -2581,7 +2581,7 @@ FORWARD = (
         dims=(4, 4, 2048, 16, 128, 128),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="b4c289f5446a",
+        kernel="f8fd03cf35d8",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_3_fits,
         bind=warp_specialized_3,
@@ -2593,7 +2593,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="dc70ceb409fd",
+        kernel="e2c9b473e5b5",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true)"
@@ -2608,7 +2608,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="946c3c7f538c",
+        kernel="2b322dcc5437",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true)"
@@ -2623,7 +2623,7 @@ FORWARD = (
         dims=(32, 32, 1, 40, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="2e9c0f5f1088",
+        kernel="cbea2bd84c59",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_4_fits,
         bind=block_per_head_4,
@@ -2635,7 +2635,7 @@ FORWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="baaa201bd244",
+        kernel="3828123bd20a",
         config="block_per_head(split=16, tile=1, columns=16, tokens=32, stages=1, vec=4)",
         fits=block_per_head_5_fits,
         bind=block_per_head_5,

@@ -76,6 +76,10 @@ private:
             }
             if (waiting == 0) return;
             if (ran > 0) continue;
+            if (job.launch->pdl == kEndAtWait) {
+                for (Worker* worker : peers_) worker->end_early_block();
+                return;
+            }
             for (u32 rank = 0; rank < peers_.size(); ++rank)
                 if (peers_[rank]->waits_for_cluster())
                     return job.fail(first + rank, peers_[rank]->describe_left_alone());

@@ -32,7 +32,16 @@ struct Launch {
     u64 error_bytes;  // capacity of `error`
     const Early* early;  // of a kernel with pdl: memory that it may use only after griddepcontrol_wait
     u32 early_count;
-    u32 pdl;  // 1: every block must call griddepcontrol_wait
+    u32 pdl;  // one of Pdl
+};
+
+// How a launch treats griddepcontrol_wait. `kEndAtWait`: the launch is what a kernel does before the kernels before it
+// have ended. Each thread ends at its wait, and a thread that others leave alone ends where it is; no fault is reported.
+// A caller compares memory before and after. Mirrored by kgen/runtime/host.py.
+enum Pdl : u32 {
+    kNoPdl = 0,
+    kMustWait = 1,  // a block in which no thread waits is a fault
+    kEndAtWait = 2,
 };
 
 // The result of a launch.

@@ -51,6 +51,9 @@ public:
     // Drops threads that will not continue.
     void abandon() { stacks_.take_all_back(); }
 
+    // Ends a block whose threads stop at griddepcontrol_wait. Their bulk stores may have been carried out.
+    void end_early_block();
+
     std::string describe_left_alone() const;
 
     // --- what the running thread asks for ---
@@ -77,7 +80,10 @@ public:
         const bool viewed = job_->launch->seed % 2 == 1 && memory_.has(shared);
         return viewed ? memory_.async_proxy_view(shared) : shared;
     }
-    void grid_wait() { waited_for_grid_ = true; }
+    void grid_wait() {
+        waited_for_grid_ = true;
+        if (ends_at_wait()) end_thread();
+    }
     void fence_proxy_async() { memory_.show_all_to_async_proxy(); }
 
     // Ends the block with a report that names the running thread.
@@ -94,6 +100,9 @@ private:
     std::string run_block(u64 block);
     // Runs the threads of a block until none can continue; false if there is no memory.
     bool start_block(u64 block);
+    bool ends_at_wait() const { return job_->launch->pdl == kEndAtWait; }
+    // Ends the running thread in the middle of the kernel.
+    [[noreturn]] void end_thread();
     // Returns the fault of a block of which no thread can continue, or nothing.
     std::string end_block();
     // As end_block, for a block that may wait for its cluster.

@@ -147,6 +147,7 @@ inline void Worker::fault(const char* format, ...) {
 }
 
 inline void Worker::fault_with(const char* format, va_list list) {
+    if (ends_at_wait()) end_thread();
     Thread& me = *self();
     char buffer[512];
     vsnprintf(buffer, sizeof(buffer), format, list);

@@ -45,7 +45,8 @@
 #if defined(KGEN_ASAN)
 #define __shared__ static
 #else
-#define __shared__ static __thread
+// `used`: a compiler takes what nobody writes for 0, but the host layer fills it.
+#define __shared__ static __thread __attribute__((used))
 #endif
 
 #define threadIdx (::kgen::host::current_thread->thread_idx)

@@ -148,14 +148,25 @@ inline bool Worker::start_block(u64 block) {
 
 // Returns the fault of a block of which no thread can continue, or nothing.
 inline std::string Worker::end_block() {
+    if (ends_at_wait()) {
+        end_early_block();
+        return "";
+    }
     const Dim3& block_idx = threads_[0].block_idx;
     if (problem_.empty()) problem_ = describe_stuck(block_idx);
     if (problem_.empty()) problem_ = describe_left_behind(block_idx);
-    if (problem_.empty() && job_->launch->pdl && !waited_for_grid_) problem_ = describe_early(block_idx);
+    if (problem_.empty() && job_->launch->pdl == kMustWait && !waited_for_grid_) problem_ = describe_early(block_idx);
     if (!problem_.empty()) stacks_.take_all_back();
     std::string overrun = memory_.describe_overrun(block_idx);
     if (problem_.empty()) problem_ = std::move(overrun);
     return problem_;
+}
+
+inline void Worker::end_early_block() {
+    for (u32 rank = 0; rank < job_->block_threads; ++rank)
+        for (const BulkStore& store : threads_[rank].stores)
+            memcpy(store.target, store.content.data(), store.content.size());
+    stacks_.take_all_back();
 }
 
 // As end_block, for a block that may wait for its cluster. The shared memory of a block that has ended is filled
@@ -188,6 +199,7 @@ KGEN_FIBER_ROOT inline void Worker::run_threads() {
     for (;;) {
         Thread* me = self();
         job_->invoke(job_->kernel, job_->args);
+        if (ends_at_wait()) end_thread();
         if (!me->stores.empty())
             fault("returned before %zu of its bulk stores had read shared memory",
                   me->stores.size());
@@ -205,6 +217,19 @@ KGEN_FIBER_ROOT inline void Worker::run_threads() {
         if (next) current_thread = next;
         leave(*me, next ? next->context : main_);
     }
+}
+
+// Its stack is not given back before the block ends, because a thread that starts now could get it.
+inline void Worker::end_thread() {
+    Thread& me = *self();
+    me.state = State::returned;
+    Thread* next = ready_.pop();
+    if (next && next->state == State::fresh) {
+        start(*next, me.context);
+        abort();  // not reached
+    }
+    if (next) current_thread = next;
+    leave(me, next ? next->context : main_);
 }
 
 // Switches away for the last time.
