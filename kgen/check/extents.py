@@ -178,7 +178,8 @@ class Extents:
         for turn in range(len(TILES)):
             dims = {}
             for place, (name, smallest) in enumerate(self._smallest_extents(constants).items()):
-                among = TILES_HEADS if name in self.operator.head_dims else TILES
+                few = name in self.operator.head_dims or self._is_one_sum(name)
+                among = TILES_HEADS if few else TILES
                 extent = 1 if self._repeats(name) else among[(turn + place) % len(among)]
                 dims[name] = max(smallest, extent)
             steps = [name for name in dims if name in self.operator.serial_dims]
@@ -328,8 +329,7 @@ class Extents:
         for name in others:
             if name in self.operator.repeats and self.sizes.flops is not None:
                 continue
-            # On the host layer one CTA has all rows; a plain fp32 sum of 256 may miss its bound.
-            if name == self.operator.slab_dim and self._is_summed(name) and self._is_on_host:
+            if self._is_one_sum(name):
                 continue
             extent = WHOLE_HEADS if name in self.operator.head_dims else WHOLE_TILES
             while extent > RAGGED[-1]:
@@ -406,6 +406,12 @@ class Extents:
     def _is_summed(self, dim: str) -> bool:
         """Whether an output is a sum over a dim."""
         return any(dim not in t.dims for t in self.pass_.results)
+
+    def _is_one_sum(self, name: str) -> bool:
+        """Whether one CTA has all rows and adds them: a running fp32 sum of 256 may miss a bound
+        that comes from torch's sum by halves.
+        """
+        return name == self.operator.slab_dim and self._is_summed(name) and self._is_on_host
 
     @property
     def _is_on_host(self) -> bool:

@@ -46,6 +46,7 @@ BETWEEN_REPEATS = (3, 5, 7)
 TILES = (4, 8, 16, 32, 128, 256)
 """Whole tiles, and the extents that models have. Other sets have 64, and 512."""
 TILES_HEADS = TILES[:-1]
+"""Of heads, and of rows that one CTA adds."""
 TILES_REPEATS = ((4, 8, 4), (8, 8, 1), (16, 4, 2), (2, 16, 2), (32, 1, 32), (1, 32, 16))
 RUN_STEPS = (192, 97, 61)
 RUN_HEADS = (4, 2, 1)
