@@ -96,7 +96,8 @@ def globals_used(cubin: bytes) -> tuple[str, ...]:
         for name in image.functions:
             text = f".text.{name}"
             found |= {slots[offset & ~7] for bank, offset
-                      in _constants_read(image.named[text].content) if bank == _GLOBALS_BANK}
+                      in _constants_read(image.named[text].content)
+                      if bank == _GLOBALS_BANK and offset & ~7 in slots}
             found |= {symbol for _, _, symbol, _ in image.relocations(text)}
         return tuple(sorted(
             symbol.name for symbol in found
@@ -220,8 +221,9 @@ def _function(image: _Image, name: str, bodies: Mapping[str, str]) -> str:
     for bank, offset in sorted(_constants_read(image.named[f".text.{name}"].content)):
         if bank == _GLOBALS_BANK:
             # An address is 8 bytes, and its upper half may be read by itself.
-            symbol, addend = slots[offset & ~7]
-            parts += [struct.pack("<Qq", offset, addend), _target(image, symbol, bodies)]
+            if (slot := slots.get(offset & ~7)) is not None:
+                symbol, addend = slot
+                parts += [struct.pack("<Qq", offset, addend), _target(image, symbol, bodies)]
         elif (values := image.named.get(f".nv.constant{bank}")) is not None:
             parts += [struct.pack("<B", bank), values.content]
     return _digest(*parts)
@@ -242,7 +244,11 @@ def _target(image: _Image, symbol: _Symbol, bodies: Mapping[str, str]) -> bytes:
 
 
 def _constants_read(code: bytes) -> set[tuple[int, int]]:
-    """The user's constants that instructions read: (bank, offset); bank 3 as a whole."""
+    """The user's constants that instructions read: (bank, offset); bank 3 as a whole.
+
+    There may be more: a named barrier is encoded like an operand of the bank of its number, at an
+    offset made of its thread count. No address lies where no relocation does.
+    """
     found: set[tuple[int, int]] = set()
     for low, _ in _INSTRUCTION.iter_unpack(code):
         if low >> 9 & 7 in _CONSTANT_FORMS:

@@ -1,7 +1,7 @@
 """A candidate under compute-sanitizer, on the GPU itself, at small sizes.
 
-The sanitizer watches a whole process, torch's kernels included, and slows it down by one to two
-orders of magnitude; so each candidate and tool gets a process, and small input sets.
+The sanitizer slows kernels down by one to two orders of magnitude. So each candidate and tool gets a
+process and small input sets, and only the candidate's kernels are watched, not those of torch.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class ComputeSanitizer:
                 *("--tool", tool, "--error-exitcode", str(_FOUND), "--log-file", str(log)),
                 # kgen asks the driver for a parameter behind a kernel's last, to count them.
                 *("--report-api-errors", "no"),
+                *("--kernel-name", f"kernel_substring={_common_name(trial)}"),
                 *(sys.executable, "-m", "kgen.worker.alone", str(job)),
             ]
             try:
@@ -88,6 +89,11 @@ class ComputeSanitizer:
             outcome = pickle.loads(out.read_bytes())
         assert isinstance(outcome, TrialOutcome)
         return Sanitized(tool, "" if outcome.fate is Fate.VERIFIED else outcome.reason)
+
+
+def _common_name(trial: Trial) -> str:
+    """What the names of a trial's kernels begin with: the sanitizer takes one filter."""
+    return os.path.commonprefix([launch.kernel for launch in trial.candidate.variant.launches])
 
 
 def _head(log: str) -> str:

@@ -14,6 +14,8 @@ from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem, parse_problem
 from kgen.model.space import Variant
+from kgen.runtime.cache import read_file
+from kgen.runtime.code_digest import code_of
 from kgen.search.feasible import enumerate_feasible
 from kgen.tune.resources import MAX_SPILL_BYTES
 
@@ -89,6 +91,8 @@ def cross_compile(operator: str, gpu_name: str, configs: slice) -> None:
     for request, variant_name, built in builds:
         assert isinstance(built, Artifact), f"{request.rendered.name}: {built}"
         assert built.resources, "the compiler's resource report was not understood"
+        digests = code_of(read_file(built.path)).functions
+        assert digests.keys() == {kernel for kernel, _ in built.resources}
         for kernel, used in built.resources:
             most = MAX_SPILL_BYTES if (variant_name, kernel) in MAY_SPILL else 0
             assert used.spill_bytes <= most, f"{request.rendered.source[:400]}\n{kernel}: {used}"

@@ -32,6 +32,14 @@ CASES = (
     ("wkv7", f"B=8,T=4096,H=16,D=128,{WKV7},decay_form=log", "(warps=8,", "block_per_head"),
     ("wkv7", "B=8,T=4096,H=16,D=128,dtype=fp16,decay_form=log", "warp_specialized_tf32(warps=4,",
      "block_per_head"),
+    # Clamped decays of whole heads: wgmma, unless few heads leave SMs without blocks.
+    ("wkv7", f"B=3,T=777,H=12,D=64,{WKV7},decay_form=clamp", "warpgroups(", "warp_specialized"),
+    ("wkv7", "B=4,T=1024,H=16,K=48,V=64,dtype=bf16,decay_form=clamp,initial_state_dtype=fp32",
+     "warpgroups(", "segments="),
+    ("wkv7", f"B=2,T=2048,H=24,D=64,{WKV7},decay_form=clamp", "segments=", "warpgroups("),
+    ("wkv7", f"B=8,T=4096,H=32,D=64,{WKV7},decay_form=log", "warp_specialized(", "warpgroups("),
+    # Copies of whole rows.
+    ("wkv6", "B=4,T=1000,H=40,D=64,dtype=bf16", "row_copies=true", "segments="),
     # Few heads and many steps: segments of T.
     ("wkv6", "B=8,T=6679,H=3,D=128,dtype=fp32", "segments=", "segments=1)"),
     ("wkv6", "B=1,T=1024,H=64,D=64,dtype=bf16", "segments=", "warp_specialized("),
@@ -49,6 +57,7 @@ BACKWARD_CASES = (
     # A head's slices of keys and values fit a block, the whole head does not.
     ("wkv6", "B=2,T=2048,H=4,K=256,V=512,dtype=bf16", "chunk_loop_slices", "naive"),
     ("wkv5", f"B=6,T=1403,H=1,D=512,dtype=fp32,{STATES}", "chunk_loop_slices", "naive"),
+    ("wkv5", "B=8,T=4096,H=40,D=64,dtype=bf16,w_dtype=bf16", "row_copies=true", "segments="),
     # Few heads and many steps: segments of T, not where w is in fp32.
     ("wkv6", "B=1,T=4096,H=24,D=64,dtype=bf16,w_dtype=bf16,decay_form=raw", "segments=", "loop"),
     ("wkv5", "B=1,T=8192,H=24,D=64,dtype=bf16,w_dtype=bf16", "segments=", "loop"),

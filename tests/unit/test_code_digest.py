@@ -141,6 +141,9 @@ def test_a_cut_cubin_is_refused() -> None:
         ("y[0] = atomicAdd(&kept, 1);", 1),
         ("y[0] = weights[i];", 0),
         ("constexpr int table[3] = {1, 2, 3}; y[0] = table[i];", 0),
+        # Encoded like an operand of bank 4, in which addresses of globals are.
+        ('asm volatile("bar.sync 4, 256;"); y[0] = i;', 0),
+        ('asm volatile("bar.sync 4, 256;"); y[0] = atomicAdd(&kept, 1);', 1),
     ],
 )
 def test_globals_that_instructions_refer_to(tmp_path: Path, body: str, names: int) -> None:
@@ -150,3 +153,4 @@ def test_globals_that_instructions_refer_to(tmp_path: Path, body: str, names: in
     )
     cubin = nvrtc.compile_cubin(source, "test.cu", "sm_90a", [str(tmp_path)])[0]
     assert len(globals_used(cubin)) == names
+    assert list(code_of(cubin).functions) == ["f"]

@@ -894,6 +894,9 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         call.N * call.H * ceil_div(call.V, 64) if call.T >= 512 and call.on_gpu and
         (call.cu_seqlens_itemsize == 0) else call.sm_count
     ),
+    "full_rows": lambda call: (
+        call.compute_capability == 90 and 32 < min(call.K, call.V) and (max(call.K, call.V) <= 64)
+    ),
 }
 
 FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1098,7 +1101,6 @@ FORWARD = (
             Parameter("row_copies", (False, True), default=False),
         ),
         first=(
-            (4, 4, 4, 8, 2, False, False, 1, False),
             (4, 4, 4, 8, 2, True, True, 1, False),
             (4, 4, 4, 8, 2, False, True, 1, False),
             (4, 4, 4, 8, 2, False, True, 1, True),
@@ -1159,6 +1161,7 @@ FORWARD = (
             lambda call: call.row_warps <= ceil_div(call.K, 16),
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: 2 * call.wide_blocks >= call.sm_count,
+            lambda call: call.row_copies or call.vec < 8 or (not call.full_rows),
         ),
         bind=forward_warp_specialized,
     ),
@@ -1401,6 +1404,9 @@ BACKWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "reduce_blocks": lambda call: (1 if call.per_step else 2) * ceil_div(call.H * call.K, 8),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "full_rows": lambda call: (
+        call.compute_capability == 90 and 32 < min(call.K, call.V) and (max(call.K, call.V) <= 64)
+    ),
 }
 
 BACKWARD_CHUNK_HALVING_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1860,6 +1866,7 @@ BACKWARD = (
             lambda call: call.T > 32 or call.stages == 2,
             lambda call: call.gradient_terms == 2 or not call.per_step or (not call.on_gpu),
             lambda call: 2 * call.sequence_heads >= call.sm_count or not call.on_gpu,
+            lambda call: call.row_copies or call.copy_bytes < 16 or (not call.full_rows),
         ),
         bind=backward_chunk_halving,
     ),

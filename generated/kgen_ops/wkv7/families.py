@@ -929,6 +929,11 @@ FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     "state_registers": lambda call: (
         call.regs_per_sm // (32 * round_up(call.state_block_warps, 4) * call.state_blocks) // 8 * 8
     ),
+    "by_warpgroups": lambda call: (
+        call.compute_capability == 90 and call.decay_form == 'clamp' and (call.dtype == 'bf16') and
+        (call.final_state_itemsize == 0) and (32 < min(call.K, call.V)) and (max(call.K, call.V) <=
+        64) and (call.T >= 32)
+    ),
 }
 
 FORWARD_WARPGROUPS_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -996,6 +1001,11 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "whole_heads": lambda call: (
         call.warps == 8 or call.V <= 64 or call.K > 128 or (call.vec < 8) or (call.column_blocks <=
         call.sm_count)
+    ),
+    "by_warpgroups": lambda call: (
+        call.compute_capability == 90 and call.decay_form == 'clamp' and (call.dtype == 'bf16') and
+        (call.final_state_itemsize == 0) and (32 < min(call.K, call.V)) and (max(call.K, call.V) <=
+        64) and (call.T >= 32)
     ),
 }
 
@@ -1139,6 +1149,7 @@ FORWARD = (
             ),
             lambda call: call.state_warps < 2 * call.column_tiles,
             lambda call: (call.state_smem + 1152) * call.state_blocks <= call.smem_per_sm,
+            lambda call: 5 * call.loop_blocks <= 2 * call.sm_count or not call.by_warpgroups,
         ),
         bind=forward_warp_specialized_segments,
     ),
@@ -1372,6 +1383,7 @@ FORWARD = (
             ),
             lambda call: call.quotients or call.decay_form != 'clamp' or (not call.on_gpu),
             lambda call: call.whole_heads or call.compute_capability != 90,
+            lambda call: not call.by_warpgroups,
         ),
         bind=forward_warp_specialized,
     ),
