@@ -1149,7 +1149,7 @@ FORWARD = (
             ),
             lambda call: call.state_warps < 2 * call.column_tiles,
             lambda call: (call.state_smem + 1152) * call.state_blocks <= call.smem_per_sm,
-            lambda call: 5 * call.loop_blocks <= 2 * call.sm_count or not call.by_warpgroups,
+            lambda call: 3 * call.loop_blocks <= call.sm_count or not call.by_warpgroups,
         ),
         bind=forward_warp_specialized_segments,
     ),
