@@ -1,7 +1,7 @@
 """A candidate under compute-sanitizer, on the GPU itself, at small sizes.
 
-The sanitizer slows kernels down by one to two orders of magnitude. So each candidate and tool gets a
-process and small input sets, and only the candidate's kernels are watched, not those of torch.
+The sanitizer slows kernels down by one to two orders of magnitude. So each candidate and tool gets
+a process and small input sets, and only the candidate's kernels are watched, not those of torch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +71,7 @@ class ComputeSanitizer:
                 *("--tool", tool, "--error-exitcode", str(_FOUND), "--log-file", str(log)),
                 # kgen asks the driver for a parameter behind a kernel's last, to count them.
                 *("--report-api-errors", "no"),
-                *("--kernel-name", f"kernel_substring={_common_name(trial)}"),
+                *_only_kernels([x.kernel for x in trial.candidate.variant.launches]),
                 *(sys.executable, "-m", "kgen.worker.alone", str(job)),
             ]
             try:
@@ -91,9 +92,17 @@ class ComputeSanitizer:
         return Sanitized(tool, "" if outcome.fate is Fate.VERIFIED else outcome.reason)
 
 
-def _common_name(trial: Trial) -> str:
-    """What the names of a trial's kernels begin with: the sanitizer takes one filter."""
-    return os.path.commonprefix([launch.kernel for launch in trial.candidate.variant.launches])
+def _only_kernels(names: Sequence[str]) -> tuple[str, ...]:
+    """Options to watch these kernels alone; none if their names begin with nothing in common.
+
+    The sanitizer takes one filter.
+    """
+    common = max(
+        (names[0][:n] for n in range(len(names[0]) + 1)
+         if all(name.startswith(names[0][:n]) for name in names)),
+        key=len,
+    )
+    return ("--kernel-name", f"kernel_substring={common}") if common else ()
 
 
 def _head(log: str) -> str:

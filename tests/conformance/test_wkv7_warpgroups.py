@@ -1,5 +1,7 @@
 """wkv7's warpgroups over several chunks of 32 steps, ragged ends, packed sequences, fewer features.
 
+Also as the last kernel of `warp_specialized_segments`.
+
 `test_host.py` has problems of one or two chunks and a few features of a head.
 """
 
@@ -33,4 +35,24 @@ def test_chunks(text: str, vec: int) -> None:
     variant = entry.space.variant("forward", "warpgroups")
     problem = parse_problem(text, entry.operator.signature)
     config = Config.of(variant.name, {"vec": vec, "min_blocks": 1})
+    demand_verified(entry, variant, problem, config, profile_named("h200"))
+
+
+# Elements per copy and segments: whole ones, some that end within a chunk, and empty ones.
+SEGMENTS = (
+    (f"B=1,H=1,T=290,K=64,V=64,{BF16}", 8, 3),
+    (f"B=1,N=3,H=1,T=129,K=48,V=64,{WIDE},{BEFORE},{PACKED}", 4, 4),
+    (f"B=2,H=1,T=70,K=64,V=72,{BF16},{BEFORE}", 8, 3),
+)
+
+
+@pytest.mark.parametrize(("text", "vec", "segments"), SEGMENTS)
+def test_segments(text: str, vec: int, segments: int) -> None:
+    entry = open_catalogue().entry("wkv7")
+    variant = entry.space.variant("forward", "warp_specialized_segments")
+    problem = parse_problem(text, entry.operator.signature)
+    config = Config.of(variant.name, {
+        "warps": 4, "row_warps": 4, "stages": 2, "vec": vec, "min_blocks": 1, "quotients": 1,
+        "row_copies": 0, "segments": segments, "state_warps": 4, "state_blocks": 1, "warpgroups": 1,
+    })  # fmt: skip
     demand_verified(entry, variant, problem, config, profile_named("h200"))

@@ -886,6 +886,20 @@ FAMILIES = (
         {"segments": 3},
     ),
     Family(
+        "wkv7", "forward", "warp_specialized_segments",
+        "B=1,T=100,H=1,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=clamp,initial_state_dtype=fp32",
+        (
+            Mistake("state before a segment", r"\? initial\(block\) : before\(block\);",
+                    "? initial(block) : nullptr;"),
+            Mistake("own steps", r"loop_over\(block, block\.own\(sequence\(block\)\)\)",
+                    "loop_over(block, block.earlier(sequence(block)))"),
+            Mistake("not finite", r"if \(block_any_nonfinite<kThreads / kWarpSize>\(nonfinite\)\)",
+                    "if (false)"),
+        ),
+        {"segments": 3, "warps": 4, "row_warps": 4, "stages": 2, "vec": 8, "min_blocks": 1,
+         "row_copies": 0, "quotients": 1, "state_warps": 4, "state_blocks": 1, "warpgroups": 1},
+    ),
+    Family(
         "wkv7", "backward", "warp_specialized_segments",
         "B=1,T=100,H=1,K=16,V=24,dtype=bf16,w_dtype=bf16,decay_form=raw,final_state_dtype=fp32",
         (

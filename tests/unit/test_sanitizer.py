@@ -16,6 +16,7 @@ from kgen.errors import ToolchainError
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.problem import parse_problem
 from kgen.trial import ComputeSanitizer
+from kgen.trial.sanitizer import _only_kernels
 from kgen.worker import Candidate, Setup, Trial
 
 FINDING = """========= COMPUTE-SANITIZER
@@ -30,6 +31,7 @@ STAND_IN = """#!/bin/sh
 while [ "$1" != "{python}" ]; do
   [ "$1" = "--log-file" ] && log="$2"
   [ "$1" = "--error-exitcode" ] && code="$2"
+  [ "$1" = "--kernel-name" ] && [ -n "$STAND_IN_FILTER" ] && echo "$2" > "$STAND_IN_FILTER"
   shift
 done
 if [ -n "$STAND_IN_FINDS" ]; then cat "$STAND_IN_FINDS" > "$log"; exit "$code"; fi
@@ -85,6 +87,28 @@ def test_a_finding_is_told_without_its_frame(
     assert found.fault.startswith("Invalid __global__ write of size 2 bytes")
     assert "thread (31,0,0) in block (7,0,0)" in found.fault
     assert "=====" not in found.fault
+
+
+def test_only_the_kernels_of_the_variant_are_watched(
+    tool: ComputeSanitizer, trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "filter"
+    monkeypatch.setenv("STAND_IN_FILTER", str(seen))
+    assert tool.check(SETUP, trial, "racecheck").fault == ""
+    assert seen.read_text() == "kernel_substring=rmsnorm_forward\n"
+
+
+@pytest.mark.parametrize(
+    ("names", "filtered"),
+    [
+        (("wkv7_segment_states", "wkv7_forward"), "wkv7_"),
+        (("softmax",), "softmax"),
+        (("first", "second"), ""),
+    ],
+)
+def test_kernels_have_one_filter(names: tuple[str, ...], filtered: str) -> None:
+    options = ("--kernel-name", f"kernel_substring={filtered}") if filtered else ()
+    assert _only_kernels(names) == options
 
 
 def test_a_tool_that_fails_is_no_clean_bill(

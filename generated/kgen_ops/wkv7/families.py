@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "94557180bbb6a47ceef9c9168c1a5847"
+HEADERS = "84d155de1a9cfc473ecb1ec5599e7ae2"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -48,6 +48,7 @@ def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
     sequence_heads = call.sequence_heads
     block_warps = call.block_warps
     smem_bytes = call.smem_bytes
+    warpgroups = call.warpgroups
     loop_blocks = call.loop_blocks
     segments = call.segments
     r_stride_b = call.r_stride_B
@@ -64,7 +65,7 @@ def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
     grid_2_x = sequence_heads * ceil_div(size_v, 16)
     launch_3 = file.launcher(
         "wkv7_forward", "ppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(32 * block_warps, 1, 1),
-        smem=smem_bytes,
+        smem=105008 if warpgroups else smem_bytes,
     )
     grid_3_x = loop_blocks * segments
     new_segment_states = file.scratch(
@@ -929,6 +930,7 @@ FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     "state_registers": lambda call: (
         call.regs_per_sm // (32 * round_up(call.state_block_warps, 4) * call.state_blocks) // 8 * 8
     ),
+    "sm_90": lambda call: call.compute_capability == 90 or not call.on_gpu,
     "by_warpgroups": lambda call: (
         call.compute_capability == 90 and call.decay_form == 'clamp' and (call.dtype == 'bf16') and
         (call.final_state_itemsize == 0) and (32 < min(call.K, call.V)) and (max(call.K, call.V) <=
@@ -941,6 +943,7 @@ FORWARD_WARPGROUPS_NAMED: dict[str, Callable[[Call], Any]] = {
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 64),
     "smem_bytes": lambda call: 105008,
     "on_gpu": lambda call: call.compute_capability > 0,
+    "sm_90": lambda call: call.compute_capability == 90 or not call.on_gpu,
 }
 
 FORWARD_WARP_SPECIALIZED_TF32_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1058,10 +1061,12 @@ FORWARD = (
             Parameter("segments", (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16)),
             Parameter("state_warps", (8, 4, 2, 1)),
             Parameter("state_blocks", (1, 2), default=1),
+            Parameter("warpgroups", (0, 1), default=0),
         ),
         first=(
-            (4, 4, 2, 8, 2, 1, 1, 8, 8, 1),
-            (4, 4, 2, 8, 2, 0, 0, 8, 8, 1),
+            (4, 4, 2, 8, 2, 0, 1, 8, 8, 1, 1),
+            (4, 4, 2, 8, 2, 1, 1, 8, 8, 1, 0),
+            (4, 4, 2, 8, 2, 0, 0, 8, 8, 1, 0),
         ),
         named=FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED,
         is_safe=False,
@@ -1082,6 +1087,13 @@ FORWARD = (
             lambda call: call.state_smem <= call.smem_per_block,
             lambda call: call.needed_registers + call.spare_registers <= call.state_registers,
             lambda call: call.state_block_warps <= 2 and call.state_blocks == 1 or call.on_gpu,
+            lambda call: (
+                call.warpgroups == 0 or (call.sm_90 and call.K <= 64 and (call.quotients == 1))
+            ),
+            lambda call: (
+                call.warpgroups == 0 or (call.warps == call.row_warps == 4 and (not
+                call.row_copies))
+            ),
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
             lambda call: call.r_stride_B % call.vec == 0,
@@ -1172,7 +1184,7 @@ FORWARD = (
             lambda call: call.sequence_heads >= 1,
             lambda call: call.T >= 1,
             lambda call: call.smem_bytes <= call.smem_per_block,
-            lambda call: call.compute_capability == 90 or not call.on_gpu,
+            lambda call: call.sm_90,
             lambda call: call.dtype == 'bf16',
             lambda call: call.final_state_itemsize == 0,
             lambda call: call.decay_form == 'clamp',

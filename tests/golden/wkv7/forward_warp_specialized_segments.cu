@@ -7,7 +7,8 @@
 //     wkv7_segment_scan    the state before each segment but the first one
 //     wkv7_forward         y; where an output is not finite, all steps up to it once more, one by one
 //
-// Formulas, shared memory and barriers: kgen/wkv7/specialized_loop.cuh, kgen/wkv7/segments.cuh.
+// Formulas, shared memory and barriers: kgen/wkv7/specialized_loop.cuh, kgen/wkv7/segments.cuh. With `warpgroups` the
+// last kernel has the loop of forward_warpgroups (kgen/wkv7/group_loop.cuh), for sm_90a.
 #include "kgen/primitives/registers.cuh"
 #include "kgen/wkv7/segments.cuh"
 #include "kgen/wkv7/specialized_loop.cuh"

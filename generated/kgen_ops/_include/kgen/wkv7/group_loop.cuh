@@ -47,6 +47,12 @@ struct GroupLoop : ColumnTensors<bf16, typename Config::W> {
 
     // start: a state [K, V] whose first column is the block's, or null: zeros.
     KGEN_DEVICE void operator()(const float* start) const {
+        (*this)(start, [&] { run_steps<true>(start, nullptr); });
+    }
+
+    // The same, with again() by all threads where an output of the block is not finite.
+    template <class Again>
+    KGEN_DEVICE void operator()(const float* start, Again again) const {
         const int chunks = static_cast<int>(ceil_div(this->steps, i64{kChunk}));
         float nonfinite = 0.0f;  // becomes NaN if an output is not finite
         if (warpgroup_rank() == 0) {
@@ -54,8 +60,13 @@ struct GroupLoop : ColumnTensors<bf16, typename Config::W> {
         } else {
             produce_all(chunks);
         }
-        if (block_any_nonfinite<kThreads / kWarpSize>(nonfinite))
-            this->template step_by_step<Direction::forward, true, kKeys, kColumns>(start, nullptr);
+        if (block_any_nonfinite<kThreads / kWarpSize>(nonfinite)) again();
+    }
+
+    // The steps one by one. end: the state after them, or null. Second: whether they write y.
+    template <bool Second>
+    KGEN_DEVICE void run_steps(const float* start, float* end) const {
+        this->template step_by_step<Direction::forward, Second, kKeys, kColumns>(start, end);
     }
 
 private:
