@@ -37,7 +37,7 @@ CASES = (
     ("wkv7", "B=4,T=1024,H=16,K=48,V=64,dtype=bf16,decay_form=clamp,initial_state_dtype=fp32",
      "warpgroups(", "segments="),
     ("wkv7", f"B=2,T=2048,H=24,D=64,{WKV7},decay_form=clamp", "warpgroups(", "segments="),
-    ("wkv7", f"B=1,T=4096,H=32,D=64,{WKV7},decay_form=clamp", "segments=", "warpgroups("),
+    ("wkv7", f"B=1,T=4096,H=32,D=64,{WKV7},decay_form=clamp", "warpgroups=1", "warpgroups("),
     ("wkv7", f"B=8,T=4096,H=32,D=64,{WKV7},decay_form=log", "warp_specialized(", "warpgroups("),
     # Copies of whole rows.
     ("wkv6", "B=4,T=1000,H=40,D=64,dtype=bf16", "row_copies=true", "segments="),

@@ -1161,7 +1161,9 @@ FORWARD = (
             ),
             lambda call: call.state_warps < 2 * call.column_tiles,
             lambda call: (call.state_smem + 1152) * call.state_blocks <= call.smem_per_sm,
-            lambda call: 3 * call.loop_blocks <= call.sm_count or not call.by_warpgroups,
+            lambda call: (
+                call.warpgroups and 3 * call.loop_blocks <= call.sm_count or not call.by_warpgroups
+            ),
         ),
         bind=forward_warp_specialized_segments,
     ),
