@@ -102,9 +102,13 @@ public:
         // 3. Gradients.
         Steps of_w;
         const Decays decays(key);
+        sync_warp();
         sum_states(decays, key, by_r, by_a, by_k, by_b, both, of_w);
+        sync_warp();
         sum_halves(decays, key, by_r, by_a, by_k, by_b, of_w);
+        sync_warp();
         sum_pairs(key, by_r, by_a, by_k, by_b, of_w);
+        sync_warp();
         const float nonfinite = sum_neighbours(key, by_r, by_a, by_k, by_b, of_w);
 
         // 4. Results.
@@ -388,6 +392,7 @@ private:
         const bool column_is_late = lane.g % 2 == 1;
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
+            sync_warp();
             OneK r_late, a_late, k_early, b_early;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -438,6 +443,7 @@ private:
             sum += shfl_xor(sum, 1);
             of_w[tile][x] += shfl_xor(sum, 2);
         }
+        sync_warp();
         // Each lane has one step of an early pair and one of a late pair.
         OneK r_late, a_late, k_early, b_early;
 #pragma unroll
