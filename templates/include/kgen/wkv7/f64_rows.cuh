@@ -30,7 +30,8 @@
 //
 //     double rows[4][16][kPitch]     gy, gsa, v, sa; value features padded to 16; pairs of columns swizzled
 //     double scores[4][16][20]       rows late steps, columns early ones; rk, rb, ak, ab
-//     float  keys[6][16][kKeys + 8]  r, k, a, b, decay, d log(decay) / dw; results replace r, k, a, b, decay
+//     double keys[5][16][kKeys + 4]  r * decay, k, a, b, decay; then results in fp32
+//     float  floats[2][16][kKeys + 4]  r, d log(decay) / dw
 //
 // Bank conflicts: none among loads of operands.
 //
@@ -74,15 +75,15 @@ private:
 
     static constexpr int kBlocks = ceil_div(kV, 16), kPitch = 16 * kBlocks;
     static constexpr int kRows = kSteps * kPitch, kScorePitch = 20, kMatrix = kSteps * kScorePitch;
-    static constexpr int kKeyPitch = kKeys + 8, kKeyRows = kSteps * kKeyPitch;
+    static constexpr int kKeyPitch = kKeys + 4, kKeyRows = kSteps * kKeyPitch;
     enum Row { kOfGy, kOfGsa, kOfV, kOfSa };
     enum Score { kRK, kRB, kAK, kAB };
-    enum Input { kInputR, kInputK, kInputA, kInputB, kInputD, kInputSlope, kInputs };
-    // L2 fetches 256 bytes of the states at a time.
+    enum Input { kInputRD, kInputK, kInputA, kInputB, kInputD, kInputs };
+    enum Float { kFloatR, kFloatSlope, kFloats };
     static constexpr int kStateVec = min(Config::kVec, 4);
 
 public:
-    static constexpr int kBytes = 8 * (4 * kRows + 4 * kMatrix) + 4 * kInputs * kKeyRows;
+    static constexpr int kBytes = 8 * (4 * kRows + 4 * kMatrix + kInputs * kKeyRows) + 4 * kFloats * kKeyRows;
 
     // Returns whether all is computed; else the caller has to take the steps one by one.
     KGEN_DEVICE bool operator()() const {
@@ -99,21 +100,33 @@ public:
         put_scores(warp);
         sync_block();
 
-        // 3. Gradients.
+        // 3. Gradients. Barriers keep operands out of registers until they are needed.
         Steps of_w;
-        const Decays decays(key);
-        sync_warp();
-        sum_states(decays, key, by_r, by_a, by_k, by_b, both, of_w);
-        sync_warp();
-        sum_halves(decays, key, by_r, by_a, by_k, by_b, of_w);
-        sync_warp();
-        sum_pairs(key, by_r, by_a, by_k, by_b, of_w);
-        sync_warp();
-        const float nonfinite = sum_neighbours(key, by_r, by_a, by_k, by_b, of_w);
+        const Places of(key);
+        float nonfinite = 0.0f;
+        {
+            const Decays decays(of);
+            sync_warp();
+            sum_states(decays, of, by_r, by_a, by_k, by_b, both, of_w);
+#pragma unroll
+            for (int tile = 0; tile < 2; ++tile) {
+                sync_warp();
+                sum_halves(decays, of, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
+                sync_warp();
+                sum_fours(decays, of, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
+            }
+        }
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+            sync_warp();
+            nonfinite += sum_neighbours(of, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
+        }
 
         // 4. Results.
         sync_warp();  // all lanes have read what the results replace
-        put_results(key, by_r, by_a, by_k, by_b, of_w);
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile)
+            put_results(of, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
         sync_block();
         write_results();
         return !block_any_nonfinite<kWarps>(nonfinite);
@@ -122,8 +135,9 @@ public:
 private:
     static KGEN_DEVICE double* rows_of(int tensor) { return dynamic_smem<double>() + tensor * kRows; }
     static KGEN_DEVICE double* scores_of(int which) { return rows_of(4) + which * kMatrix; }
-    static KGEN_DEVICE float* keys_of(int input) {
-        return reinterpret_cast<float*>(scores_of(4)) + input * kKeyRows;
+    static KGEN_DEVICE double* keys_of(int input) { return scores_of(4) + input * kKeyRows; }
+    static KGEN_DEVICE float* floats_of(int which) {
+        return reinterpret_cast<float*>(keys_of(kInputs)) + which * kKeyRows;
     }
 
     // A lane's steps of a tile, and the step in column `column`.
@@ -133,13 +147,28 @@ private:
     // Whether element i of a lane is in the late pair of its four steps.
     static KGEN_DEVICE bool is_late(int i) { return ((mma_lane().q & 2) != 0) == (i == 0); }
 
-    // Element [tile][2 * half + i] of an input, of keys from `key` on.
-    static KGEN_DEVICE int place(int key, int tile, int x) {
-        return (8 * tile + own_step(x % 2)) * kKeyPitch + key + mma_lane().g + x / 2 * 8;
-    }
-    static KGEN_DEVICE int neighbours_place(int key, int tile, int x) {
-        return (8 * tile + (own_step(x % 2) ^ 1)) * kKeyPitch + key + mma_lane().g + x / 2 * 8;
-    }
+    // Where a lane's steps lie in inputs: its own ones, and their neighbours.
+    struct Places {
+        int own[2], next[2];
+
+        KGEN_DEVICE explicit Places(int key) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                own[i] = own_step(i) * kKeyPitch + key + mma_lane().g;
+                next[i] = (own_step(i) ^ 1) * kKeyPitch + key + mma_lane().g;
+            }
+        }
+        // Element [tile][2 * half + i] of an input.
+        KGEN_DEVICE double operator()(int input, int tile, int x) const {
+            return keys_of(input)[own[x % 2] + 8 * tile * kKeyPitch + x / 2 * 8];
+        }
+        KGEN_DEVICE double neighbour(int input, int tile, int x) const {
+            return keys_of(input)[next[x % 2] + 8 * tile * kKeyPitch + x / 2 * 8];
+        }
+        KGEN_DEVICE float single(int input, int tile, int x) const {
+            return floats_of(input)[own[x % 2] + 8 * tile * kKeyPitch + x / 2 * 8];
+        }
+    };
 
     // Columns of rows: pairs of a run of four change places in steps 4 to 7 of a tile, so that a quarter of a warp reads
     // all banks.
@@ -164,22 +193,41 @@ private:
         *reinterpret_cast<Pair*>(to + row_place(step, column + 2)) = {factor * x[2], factor * x[3]};
     }
 
+    // Four keys of a step by a thread.
     KGEN_DEVICE void put_keys() const {
-        for (int i = thread_rank(); i < kSteps * kKeys; i += kThreads) {
-            const int step = i / kKeys, key = first_key + i % kKeys, to = step * kKeyPitch + i % kKeys;
-            const bool there = step < steps && key < kK;
-            keys_of(kInputR)[to] = at(r, step, key, there);
-            keys_of(kInputK)[to] = at(k, step, key, there);
-            keys_of(kInputA)[to] = at(a, step, key, there);
-            keys_of(kInputB)[to] = at(b, step, key, there);
-            const LogDecaySlope of_step = decay_and_log_slope(at(w, step, key, there));
-            keys_of(kInputD)[to] = there ? of_step.decay : 1.0f;
-            keys_of(kInputSlope)[to] = of_step.slope;
+        constexpr int kQuads = kKeys / 4;
+        for (int i = thread_rank(); i < kSteps * kQuads; i += kThreads) {
+            const int step = i / kQuads, key = i % kQuads * 4, to = step * kKeyPitch + key;
+            const int width = step < steps ? kK - first_key - key : 0;
+            const Four of_r = load(r, step, key, width), of_w = load(w, step, key, width);
+            float d[4], slope[4];
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                const LogDecaySlope of_step = decay_and_log_slope(of_w[x]);
+                d[x] = x < width ? of_step.decay : 1.0f;
+                slope[x] = of_step.slope;
+            }
+            put_four(kInputD, to, {{d[0], d[1], d[2], d[3]}}, {{1.0f, 1.0f, 1.0f, 1.0f}});
+            put_four(kInputRD, to, of_r, {{d[0], d[1], d[2], d[3]}});
+            put_four(kInputK, to, load(k, step, key, width), {{1.0f, 1.0f, 1.0f, 1.0f}});
+            put_four(kInputA, to, load(a, step, key, width), {{1.0f, 1.0f, 1.0f, 1.0f}});
+            put_four(kInputB, to, load(b, step, key, width), {{1.0f, 1.0f, 1.0f, 1.0f}});
+            *reinterpret_cast<Four*>(floats_of(kFloatR) + to) = of_r;
+            *reinterpret_cast<Four*>(floats_of(kFloatSlope) + to) = {{slope[0], slope[1], slope[2], slope[3]}};
         }
     }
     template <class T>
-    static KGEN_DEVICE float at(const StepPointer<T>& rows, int step, int key, bool there) {
-        return there ? to_float(rows.first[step * rows.stride + key]) : 0.0f;
+    KGEN_DEVICE Four load(const StepPointer<T>& rows, int step, int key, int width) const {
+        return load_four<min(Config::kVec, static_cast<int>(16 / sizeof(T)))>(
+            rows.first + step * rows.stride + first_key + key, width);
+    }
+    static KGEN_DEVICE void put_four(int input, int to, const Four& x, const Four& y) {
+        double product[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) product[i] = static_cast<double>(x[i]) * y[i];
+        Pair* const pairs = reinterpret_cast<Pair*>(keys_of(input) + to);
+        pairs[0] = {product[0], product[1]};
+        pairs[1] = {product[2], product[3]};
     }
     // d, and d log(d) / dw: a finite number where w is one.
     struct LogDecaySlope {
@@ -279,21 +327,25 @@ private:
         return scores_of(which)[late * kScorePitch + early];
     }
 
+    // Where a lane's element of operand B lies in a matrix of scores.
+    static KGEN_DEVICE int score_place(int late, int early) { return late * kScorePitch + early; }
+
     // Products of decays in blocks of four steps: those before a step, those after it, all; all of eight steps.
     struct Decays {
         Steps before, behind, four;
         double eight[2][2];  // [tile][key]
 
-        KGEN_DEVICE explicit Decays(int key) {
+        KGEN_DEVICE explicit Decays(const Places& of) {
 #pragma unroll
             for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
                 for (int x = 0; x < 4; ++x) {
-                    const double own = keys_of(kInputD)[place(key, tile, x)];
-                    const double other = keys_of(kInputD)[neighbours_place(key, tile, x)];
-                    const double pair = own * other, others = shfl_xor(pair, 2);
-                    before[tile][x] = (is_odd() ? other : 1.0) * (is_late(x % 2) ? others : 1.0);
-                    behind[tile][x] = (is_odd() ? 1.0 : other) * (is_late(x % 2) ? 1.0 : others);
+                    const double other = of.neighbour(kInputD, tile, x), pair = of(kInputD, tile, x) * other;
+                    const double others = shfl_xor(pair, 2), both = other * others;
+                    const double earlier = is_late(x % 2) ? others : 1.0, later = is_late(x % 2) ? 1.0 : others;
+                    const double earlier_too = is_late(x % 2) ? both : other, later_too = is_late(x % 2) ? other : both;
+                    before[tile][x] = is_odd() ? earlier_too : earlier;
+                    behind[tile][x] = is_odd() ? later : later_too;
                     four[tile][x] = pair * others;
                 }
 #pragma unroll
@@ -302,18 +354,6 @@ private:
         }
     };
 
-    // Inputs with the decays in a block of four steps: before the step for readers, after it for writers.
-    static KGEN_DEVICE double read_by_r(const Decays& decays, int key, int tile, int x) {
-        const int from = place(key, tile, x);
-        return decays.before[tile][x] * (static_cast<double>(keys_of(kInputR)[from]) * keys_of(kInputD)[from]);
-    }
-    static KGEN_DEVICE double read_by_a(const Decays& decays, int key, int tile, int x) {
-        return decays.before[tile][x] * keys_of(kInputA)[place(key, tile, x)];
-    }
-    static KGEN_DEVICE double written(const Decays& decays, int input, int key, int tile, int x) {
-        return decays.behind[tile][x] * keys_of(input)[place(key, tile, x)];
-    }
-
     // Sums of gw for the other half of a block, over the four lanes of a key.
     static KGEN_DEVICE double lanes_all(double x) {
         x += shfl_xor(x, 1);
@@ -321,18 +361,22 @@ private:
     }
 
     // S and G themselves; what S gives to the late tile and G to the early one; pairs of both tiles.
-    static KGEN_DEVICE void sum_states(const Decays& decays, int key, Steps& by_r, Steps& by_a, Steps& by_k,
+    static KGEN_DEVICE void sum_states(const Decays& decays, const Places& of, Steps& by_r, Steps& by_a, Steps& by_k,
                                        Steps& by_b, const double (&both)[2], Steps& of_w) {
         TwoK r_late, a_late, k_early, b_early;
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
-            const int i = x % 2, half = x / 2, operand = 2 * i + half;
-            const double earlier = i == 1 ? decays.four[1][x - 1] : 1.0;
-            const double later = i == 0 ? decays.four[0][x + 1] : 1.0;
-            r_late[operand] = earlier * read_by_r(decays, key, 1, x);
-            a_late[operand] = earlier * read_by_a(decays, key, 1, x);
-            k_early[operand] = later * written(decays, kInputK, key, 0, x);
-            b_early[operand] = later * written(decays, kInputB, key, 0, x);
+            const int operand = x % 2 * 2 + x / 2;
+            double before = decays.before[1][x], behind = decays.behind[0][x];
+            if (x % 2 == 1) {
+                before *= decays.four[1][x - 1];
+            } else {
+                behind *= decays.four[0][x + 1];
+            }
+            r_late[operand] = before * of(kInputRD, 1, x);
+            a_late[operand] = before * of(kInputA, 1, x);
+            k_early[operand] = behind * of(kInputK, 0, x);
+            b_early[operand] = behind * of(kInputB, 0, x);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -357,203 +401,170 @@ private:
                 of_w[1][2 * half + i] = all + early;
             }
         }
-        const MmaLane lane = mma_lane();
-        const int row = step_of(lane.g);
-        double rk[2], rb[2], ak[2], ab[2];
+        const int row = step_of(mma_lane().g);
+        const double* const reads = scores_of(0) + score_place(8 + row, own_step(0));
+        const double* const writes = scores_of(0) + score_place(8 + own_step(0), row);
+        const int further = own_step(1) - own_step(0);
+        double of_score[4][2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            rk[i] = score(kRK, 8 + row, own_step(i));
-            rb[i] = score(kRB, 8 + row, own_step(i));
-            ak[i] = score(kAK, 8 + row, own_step(i));
-            ab[i] = score(kAB, 8 + row, own_step(i));
-        }
-        mma_f64(by_r[1], k_early, rk);
-        mma_f64(by_r[1], b_early, rb);
-        mma_f64(by_a[1], k_early, ak);
-        mma_f64(by_a[1], b_early, ab);
+        for (int i = 0; i < 8; ++i) of_score[i / 2][i % 2] = reads[i / 2 * kMatrix + i % 2 * further];
+        mma_f64(by_r[1], k_early, of_score[kRK]);
+        mma_f64(by_r[1], b_early, of_score[kRB]);
+        mma_f64(by_a[1], k_early, of_score[kAK]);
+        mma_f64(by_a[1], b_early, of_score[kAB]);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            rk[i] = score(kRK, 8 + own_step(i), row);
-            rb[i] = score(kRB, 8 + own_step(i), row);
-            ak[i] = score(kAK, 8 + own_step(i), row);
-            ab[i] = score(kAB, 8 + own_step(i), row);
-        }
-        mma_f64(by_k[0], r_late, rk);
-        mma_f64(by_k[0], a_late, ak);
-        mma_f64(by_b[0], r_late, rb);
-        mma_f64(by_b[0], a_late, ab);
+        for (int i = 0; i < 8; ++i) of_score[i / 2][i % 2] = writes[i / 2 * kMatrix + i % 2 * further * kScorePitch];
+        mma_f64(by_k[0], r_late, of_score[kRK]);
+        mma_f64(by_k[0], a_late, of_score[kAK]);
+        mma_f64(by_b[0], r_late, of_score[kRB]);
+        mma_f64(by_b[0], a_late, of_score[kAB]);
     }
 
-    // The same for both halves of each tile.
-    static KGEN_DEVICE void sum_halves(const Decays& decays, int key, Steps& by_r, Steps& by_a, Steps& by_k,
-                                       Steps& by_b, Steps& of_w) {
-        const MmaLane lane = mma_lane();
-        const int row = step_of(lane.g);
-        const bool column_is_late = lane.g % 2 == 1;
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
-            sync_warp();
-            OneK r_late, a_late, k_early, b_early;
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int first = 2 * half, second = first + 1;
-                const double of_early = decays.four[tile][first], of_late = decays.four[tile][second];
-                r_late[half] = read_by_r(decays, key, tile, second);
-                a_late[half] = read_by_a(decays, key, tile, second);
-                k_early[half] = written(decays, kInputK, key, tile, first);
-                b_early[half] = written(decays, kInputB, key, tile, first);
-                by_r[tile][second] *= of_early;
-                by_a[tile][second] *= of_early;
-                by_k[tile][first] *= of_late;
-                by_b[tile][first] *= of_late;
-                of_w[tile][first] += lanes_all(r_late[half] * by_r[tile][second] + a_late[half] * by_a[tile][second]);
-                of_w[tile][second] += lanes_all(k_early[half] * by_k[tile][first] + b_early[half] * by_b[tile][first]);
-            }
-            const int late = 8 * tile + row, early = 8 * tile + own_step(0);
-            multiply_masked(by_r[tile], k_early, score(kRK, late, early), column_is_late);
-            multiply_masked(by_r[tile], b_early, score(kRB, late, early), column_is_late);
-            multiply_masked(by_a[tile], k_early, score(kAK, late, early), column_is_late);
-            multiply_masked(by_a[tile], b_early, score(kAB, late, early), column_is_late);
-            const int reader = 8 * tile + own_step(1), writer = 8 * tile + row;
-            multiply_masked(by_k[tile], r_late, score(kRK, reader, writer), !column_is_late);
-            multiply_masked(by_k[tile], a_late, score(kAK, reader, writer), !column_is_late);
-            multiply_masked(by_b[tile], r_late, score(kRB, reader, writer), !column_is_late);
-            multiply_masked(by_b[tile], a_late, score(kAB, reader, writer), !column_is_late);
-            // What is behind a four's end or before its begin, of both pairs; then pairs in it.
-            sum_fours(decays, key, tile, by_r, by_a, by_k, by_b, of_w);
-        }
+    // What early steps write, late ones read: scores at `reads`; and the reverse.
+    static KGEN_DEVICE void multiply_pairs(Tile& by_r, Tile& by_a, Tile& by_k, Tile& by_b, const OneK& r_late,
+                                           const OneK& a_late, const OneK& k_early, const OneK& b_early,
+                                           const double* reads, bool is_reader, const double* writes,
+                                           bool is_writer) {
+        multiply_masked(by_r, k_early, reads[kRK * kMatrix], is_reader);
+        multiply_masked(by_k, r_late, writes[kRK * kMatrix], is_writer);
+        multiply_masked(by_a, k_early, reads[kAK * kMatrix], is_reader);
+        multiply_masked(by_b, r_late, writes[kRB * kMatrix], is_writer);
+        multiply_masked(by_r, b_early, reads[kRB * kMatrix], is_reader);
+        multiply_masked(by_k, a_late, writes[kAK * kMatrix], is_writer);
+        multiply_masked(by_a, b_early, reads[kAB * kMatrix], is_reader);
+        multiply_masked(by_b, a_late, writes[kAB * kMatrix], is_writer);
     }
     static KGEN_DEVICE void multiply_masked(Tile& sums, const OneK& x, double y, bool there) {
         const double only[1] = {there ? y : 0.0};
         mma_f64(sums, x, only);
     }
 
-    // The same for both pairs of each four steps of a tile.
-    static KGEN_DEVICE void sum_fours(const Decays& decays, int key, int tile, Steps& by_r, Steps& by_a, Steps& by_k,
-                                      Steps& by_b, Steps& of_w) {
-        const MmaLane lane = mma_lane();
-#pragma unroll
-        for (int x = 0; x < 4; ++x) {
-            const bool late = is_late(x % 2);
-            const double readers = read_by_r(decays, key, tile, x) * by_r[tile][x] +
-                                   read_by_a(decays, key, tile, x) * by_a[tile][x];
-            const double writers = written(decays, kInputK, key, tile, x) * by_k[tile][x] +
-                                   written(decays, kInputB, key, tile, x) * by_b[tile][x];
-            double sum = late ? readers : writers;
-            sum += shfl_xor(sum, 1);
-            of_w[tile][x] += shfl_xor(sum, 2);
-        }
-        sync_warp();
-        // Each lane has one step of an early pair and one of a late pair.
+    // The same for both halves of a tile.
+    static KGEN_DEVICE void sum_halves(const Decays& decays, const Places& of, int tile, Tile& by_r, Tile& by_a,
+                                       Tile& by_k, Tile& by_b, Tile& of_w) {
         OneK r_late, a_late, k_early, b_early;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
+            const int first = 2 * half, second = first + 1;
+            const double of_early = decays.four[tile][first], of_late = decays.four[tile][second];
+            r_late[half] = decays.before[tile][second] * of(kInputRD, tile, second);
+            a_late[half] = decays.before[tile][second] * of(kInputA, tile, second);
+            k_early[half] = decays.behind[tile][first] * of(kInputK, tile, first);
+            b_early[half] = decays.behind[tile][first] * of(kInputB, tile, first);
+            by_r[second] *= of_early;
+            by_a[second] *= of_early;
+            by_k[first] *= of_late;
+            by_b[first] *= of_late;
+            of_w[first] += lanes_all(r_late[half] * by_r[second] + a_late[half] * by_a[second]);
+            of_w[second] += lanes_all(k_early[half] * by_k[first] + b_early[half] * by_b[first]);
+        }
+        const int row = step_of(mma_lane().g);
+        const bool column_is_late = mma_lane().g % 2 == 1;
+        multiply_pairs(by_r, by_a, by_k, by_b, r_late, a_late, k_early, b_early,
+                       scores_of(0) + score_place(8 * tile + row, 8 * tile + own_step(0)), column_is_late,
+                       scores_of(0) + score_place(8 * tile + own_step(1), 8 * tile + row), !column_is_late);
+    }
+
+    // The same for both pairs of each four steps of a tile. A lane has a step of an early pair and one of a late pair.
+    static KGEN_DEVICE void sum_fours(const Decays& decays, const Places& of, int tile, Tile& by_r, Tile& by_a,
+                                      Tile& by_k, Tile& by_b, Tile& of_w) {
+        OneK r_late, a_late, k_early, b_early;
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int x = 2 * half + i, at_step = place(key, tile, x);
-                const double own = keys_of(kInputD)[at_step], other = keys_of(kInputD)[neighbours_place(key, tile, x)];
-                const double others = shfl_xor(own * other, 2);  // of the other pair
-                const bool late = is_late(i);
-                by_r[tile][x] *= late ? others : 1.0;
-                by_a[tile][x] *= late ? others : 1.0;
-                by_k[tile][x] *= late ? 1.0 : others;
-                by_b[tile][x] *= late ? 1.0 : others;
-                const double before = is_odd() ? other : 1.0, behind = is_odd() ? 1.0 : other;
-                if (late) {
-                    r_late[half] = before * (static_cast<double>(keys_of(kInputR)[at_step]) * own);
-                    a_late[half] = before * keys_of(kInputA)[at_step];
-                } else {
-                    k_early[half] = behind * keys_of(kInputK)[at_step];
-                    b_early[half] = behind * keys_of(kInputB)[at_step];
-                }
+        for (int x = 0; x < 4; ++x) {
+            const int half = x / 2;
+            const bool late = is_late(x % 2);
+            const double d = of(kInputD, tile, x), other = of.neighbour(kInputD, tile, x);
+            const double first = of(late ? kInputRD : kInputK, tile, x), second = of(late ? kInputA : kInputB, tile, x);
+            const double factor = late ? decays.before[tile][x] : decays.behind[tile][x];
+            // Readers of a late pair, writers of an early one.
+            double by_first = late ? by_r[x] : by_k[x], by_second = late ? by_a[x] : by_b[x];
+            double sum = factor * (first * by_first + second * by_second);
+            sum += shfl_xor(sum, 1);
+            of_w[x] += shfl_xor(sum, 2);
+            const double others = shfl_xor(d * other, 2);  // of the other pair
+            by_first *= others;
+            by_second *= others;
+            by_r[x] = late ? by_first : by_r[x];
+            by_a[x] = late ? by_second : by_a[x];
+            by_k[x] = late ? by_k[x] : by_first;
+            by_b[x] = late ? by_b[x] : by_second;
+            const double in_pair = is_odd() == late ? other : 1.0;
+            const double first_in_pair = in_pair * first, second_in_pair = in_pair * second;
+            if (x % 2 == 0) {
+                r_late[half] = k_early[half] = first_in_pair;
+                a_late[half] = b_early[half] = second_in_pair;
+            } else {
+                r_late[half] = late ? first_in_pair : r_late[half];
+                a_late[half] = late ? second_in_pair : a_late[half];
+                k_early[half] = late ? k_early[half] : first_in_pair;
+                b_early[half] = late ? b_early[half] : second_in_pair;
             }
         }
-        const int row = step_of(lane.g), q = lane.q;
+        const MmaLane lane = mma_lane();
         // Steps 0, 1, 4, 5 and 6, 7, 2, 3 by lane.
-        const int early = q < 2 ? q : q + 2, late = q < 2 ? q + 6 : q;
-        const bool reads = (row & 2) != 0 && (row & 4) == (early & 4), writes = (row & 2) == 0 && (row & 4) == (late & 4);
-        const int base = 8 * tile;
-        multiply_masked(by_r[tile], k_early, score(kRK, base + row, base + early), reads);
-        multiply_masked(by_r[tile], b_early, score(kRB, base + row, base + early), reads);
-        multiply_masked(by_a[tile], k_early, score(kAK, base + row, base + early), reads);
-        multiply_masked(by_a[tile], b_early, score(kAB, base + row, base + early), reads);
-        multiply_masked(by_k[tile], r_late, score(kRK, base + late, base + row), writes);
-        multiply_masked(by_k[tile], a_late, score(kAK, base + late, base + row), writes);
-        multiply_masked(by_b[tile], r_late, score(kRB, base + late, base + row), writes);
-        multiply_masked(by_b[tile], a_late, score(kAB, base + late, base + row), writes);
+        const int row = step_of(lane.g), early = lane.q + (lane.q & 2), late = lane.q + 6 - 3 * (lane.q & 2);
+        const bool is_reader = (row & 2) != 0 && (row & 4) == (early & 4);
+        const bool is_writer = (row & 2) == 0 && (row & 4) == (late & 4);
+        multiply_pairs(by_r, by_a, by_k, by_b, r_late, a_late, k_early, b_early,
+                       scores_of(0) + score_place(8 * tile + row, 8 * tile + early), is_reader,
+                       scores_of(0) + score_place(8 * tile + late, 8 * tile + row), is_writer);
     }
 
-    // What lies outside of a pair, for its other step.
-    static KGEN_DEVICE void sum_pairs(int key, const Steps& by_r, const Steps& by_a, const Steps& by_k,
-                                      const Steps& by_b, Steps& of_w) {
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile)
-#pragma unroll
-            for (int x = 0; x < 4; ++x) {
-                const int own = place(key, tile, x);
-                const double d = keys_of(kInputD)[own], other = keys_of(kInputD)[neighbours_place(key, tile, x)];
-                // Odd: the readers; even: the writers. Both pass the other step of the pair.
-                const double first = keys_of(is_odd() ? kInputR : kInputK)[own];
-                const double second = keys_of(is_odd() ? kInputA : kInputB)[own];
-                const double by_first = is_odd() ? d * by_r[tile][x] : by_k[tile][x];
-                const double by_second = is_odd() ? by_a[tile][x] : by_b[tile][x];
-                const double sum = first * by_first + second * by_second;
-                of_w[tile][x] += shfl_xor(other * sum, 1);
-            }
-    }
-
-    // Neighbours of a pair, steps themselves, and gw by w. Returns NaN if a result is not finite, else 0.
-    static KGEN_DEVICE float sum_neighbours(int key, Steps& by_r, Steps& by_a, Steps& by_k, Steps& by_b,
-                                            Steps& of_w) {
+    // Neighbours of a pair, steps themselves, and gw by w. Odd steps read what even ones write. Returns NaN if a result
+    // is not finite, else 0.
+    static KGEN_DEVICE float sum_neighbours(const Places& of, int tile, Tile& by_r, Tile& by_a, Tile& by_k, Tile& by_b,
+                                            Tile& of_w) {
         float nonfinite = 0.0f;
+        const bool odd = is_odd();
 #pragma unroll
-        for (int tile = 0; tile < 2; ++tile)
-#pragma unroll
-            for (int x = 0; x < 4; ++x) {
-                const int own = place(key, tile, x), next = neighbours_place(key, tile, x);
-                const int step = 8 * tile + own_step(x % 2), late = step | 1, early = step & ~1;
-                const double d = keys_of(kInputD)[own], other = keys_of(kInputD)[next];
-                const double rk = score(kRK, late, early), rb = score(kRB, late, early);
-                const double ak = score(kAK, late, early), ab = score(kAB, late, early);
-                if (is_odd()) {
-                    const double k_early = keys_of(kInputK)[next], b_early = keys_of(kInputB)[next];
-                    by_r[tile][x] = other * by_r[tile][x] + (k_early * rk + b_early * rb);
-                    by_a[tile][x] = other * by_a[tile][x] + (k_early * ak + b_early * ab);
-                } else {
-                    const double r_late = static_cast<double>(keys_of(kInputR)[next]) * other;
-                    const double a_late = keys_of(kInputA)[next];
-                    by_k[tile][x] = other * by_k[tile][x] + (r_late * rk + a_late * ak);
-                    by_b[tile][x] = other * by_b[tile][x] + (r_late * rb + a_late * ab);
-                }
-                const double its_r = keys_of(kInputR)[own], its_k = keys_of(kInputK)[own], its_b = keys_of(kInputB)[own];
-                const double its_rk = score(kRK, step, step), its_rb = score(kRB, step, step);
-                by_r[tile][x] *= d;
-                of_w[tile][x] = keys_of(kInputSlope)[own] * (of_w[tile][x] + its_r * by_r[tile][x]);
-                by_r[tile][x] += its_k * its_rk + its_b * its_rb;
-                by_k[tile][x] += its_r * its_rk;
-                by_b[tile][x] += its_r * its_rb;
-                const float sum = static_cast<float>((by_r[tile][x] + by_a[tile][x]) + (by_k[tile][x] + by_b[tile][x]));
-                nonfinite = fma(sum, 0.0f, fma(static_cast<float>(of_w[tile][x]), 0.0f, nonfinite));
-            }
+        for (int x = 0; x < 4; ++x) {
+            const double d = of(kInputD, tile, x), other = of.neighbour(kInputD, tile, x);
+            double by_first = odd ? by_r[x] : by_k[x], by_second = odd ? by_a[x] : by_b[x];
+            // gw of the neighbour: readers of what lies before the pair, writers of what lies behind it.
+            const double sum = of(odd ? kInputRD : kInputK, tile, x) * by_first +
+                               of(odd ? kInputA : kInputB, tile, x) * by_second;
+            double its_w = of_w[x] + shfl_xor(other * sum, 1);
+            const int step = 8 * tile + own_step(x % 2);
+            const double* const pair = scores_of(0) + score_place(step | 1, step & ~1);
+            const double first = of.neighbour(odd ? kInputK : kInputRD, tile, x);
+            const double second = of.neighbour(odd ? kInputB : kInputA, tile, x);
+            by_first = other * by_first + (first * pair[kRK * kMatrix] + second * pair[(odd ? kRB : kAK) * kMatrix]);
+            by_second = other * by_second + (first * pair[(odd ? kAK : kRB) * kMatrix] + second * pair[kAB * kMatrix]);
+            double its_r = odd ? by_first : by_r[x];
+            const double its_k = odd ? by_k[x] : by_first, its_b = odd ? by_b[x] : by_second;
+            by_a[x] = odd ? by_second : by_a[x];
+            // The step itself.
+            const double* const own = scores_of(0) + score_place(step, step);
+            const double from_r = of.single(kFloatR, tile, x), rk = own[kRK * kMatrix], rb = own[kRB * kMatrix];
+            its_w += of(kInputRD, tile, x) * its_r;
+            of_w[x] = its_w * of.single(kFloatSlope, tile, x);
+            by_r[x] = d * its_r + (of(kInputK, tile, x) * rk + of(kInputB, tile, x) * rb);
+            by_k[x] = its_k + from_r * rk;
+            by_b[x] = its_b + from_r * rb;
+            const float all = static_cast<float>((by_r[x] + by_a[x]) + (by_k[x] + by_b[x]));
+            nonfinite = fma(all, 0.0f, fma(static_cast<float>(of_w[x]), 0.0f, nonfinite));
+        }
         return nonfinite;
     }
 
-    KGEN_DEVICE void put_results(int key, const Steps& by_r, const Steps& by_a, const Steps& by_k, const Steps& by_b,
-                                 const Steps& of_w) const {
+    // In place of inputs, as fp32 in the first half of each element.
+    static KGEN_DEVICE void put_results(const Places& of, int tile, const Tile& by_r, const Tile& by_a,
+                                        const Tile& by_k, const Tile& by_b, const Tile& of_w) {
 #pragma unroll
-        for (int tile = 0; tile < 2; ++tile)
-#pragma unroll
-            for (int x = 0; x < 4; ++x) {
-                const int to = place(key, tile, x);
-                keys_of(kInputR)[to] = static_cast<float>(by_r[tile][x]);
-                keys_of(kInputK)[to] = static_cast<float>(by_k[tile][x]);
-                keys_of(kInputA)[to] = static_cast<float>(by_a[tile][x]);
-                keys_of(kInputB)[to] = static_cast<float>(by_b[tile][x]);
-                keys_of(kInputD)[to] = static_cast<float>(of_w[tile][x]);
-            }
+        for (int x = 0; x < 4; ++x) {
+            const int to = of.own[x % 2] + 8 * tile * kKeyPitch + x / 2 * 8;
+            result(kInputRD, to) = static_cast<float>(by_r[x]);
+            result(kInputK, to) = static_cast<float>(by_k[x]);
+            result(kInputA, to) = static_cast<float>(by_a[x]);
+            result(kInputB, to) = static_cast<float>(by_b[x]);
+            result(kInputD, to) = static_cast<float>(of_w[x]);
+        }
+    }
+    static KGEN_DEVICE float& result(int input, int place) {
+        return reinterpret_cast<float*>(keys_of(input) + place)[0];
     }
     KGEN_DEVICE void write_results() const {
-        write(gr, kInputR);
+        write(gr, kInputRD);
         write(gk, kInputK);
         write(ga, kInputA);
         write(gb, kInputB);
@@ -567,7 +578,7 @@ private:
             if (step >= steps || first_key + key >= kK) continue;
             Vec<T, kEach> some;
 #pragma unroll
-            for (int x = 0; x < kEach; ++x) some[x] = from_float<T>(keys_of(input)[step * kKeyPitch + key + x]);
+            for (int x = 0; x < kEach; ++x) some[x] = from_float<T>(result(input, step * kKeyPitch + key + x));
             store_vec(to.at(step) + first_key + key, some);
         }
     }
