@@ -66,7 +66,7 @@ struct F64Loop : ColumnTensors<typename Config::Value, typename Config::W> {
         } else {
             State state;
             each_of_state(warp, [&](int tile, int i, i64 place, bool used) {
-                state[tile][i] = start != nullptr && used ? start[place] : 0.0f;
+                state[tile][i] = widened(start != nullptr && used ? start[place] : 0.0f);
             });
             Columns of_c;
             load(of_c, begin_of(0, chunks), warp);
@@ -93,20 +93,34 @@ private:
         Value of[4][2];
     };
 
+    // Opaque, or the compiler would keep the state of the loop's next iteration in fp32 as well, and round it twice.
+    static KGEN_DEVICE double widened(float x) {
+        double wide = x;
+#if !KGEN_HOST
+        asm volatile("" : "+d"(wide));
+#endif
+        return wide;
+    }
+
     // Of the i-th chunk of the loop; 0 where there is none.
     static KGEN_DEVICE i64 begin_of(i64 i, i64 chunks) { return 16 * (kBack ? max(chunks - 1 - i, i64{0}) : i); }
 
     // Calls visit(tile, i, place, used) for each element of the warp's state; place: in a state [K, V].
     template <class Visit>
     KGEN_DEVICE void each_of_state(int warp, Visit visit) const {
-        const MmaLane lane = mma_lane();
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile)
+            each_of_tile(tile, warp, [&](int i, i64 place, bool used) { visit(tile, i, place, used); });
+    }
+    template <class Visit>
+    KGEN_DEVICE void each_of_tile(int tile, int warp, Visit visit) const {
+        const MmaLane lane = mma_lane();
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int key = 8 * tile + 2 * lane.q + i % 2, column = 16 * warp + lane.g + i / 2 * 8;
-                visit(tile, i, key * pitch + column, key < Config::kK && column < width);
-            }
+        for (int i = 0; i < 4; ++i) {
+            const int key = 8 * tile + 2 * lane.q + i % 2, column = 16 * warp + lane.g + i / 2 * 8;
+            const bool there = Config::kK % 16 == 0 || key < Config::kK;
+            visit(i, key * pitch + column, there && column < width);
+        }
     }
 
     KGEN_DEVICE void load(Columns& to, i64 begin, int warp) const {
@@ -145,22 +159,21 @@ private:
     // The chunk whose first step is `begin`.
     KGEN_DEVICE void run(int slot, i64 begin, i64 next, int warp, State& state, Columns& raw, float& nonfinite) const {
         const MmaLane lane = mma_lane();
-        if (checkpoints != nullptr) {
-            float* to = checkpoints + begin / 16 * (Config::kK * pitch);
-            each_of_state(warp, [&](int tile, int i, i64 place, bool used) {
-                if (used) to[place] = static_cast<float>(state[tile][i]);
-            });
-        }
         Steps of_c;  // operands A
 #pragma unroll
         for (int i = 0; i < 8; ++i)
             of_c[i / 4][i % 4] = static_cast<double>(c_factor) * to_float(raw.of[i / 2][i % 2]);
         load(raw, next, warp);
 
-        // 1. What the chunk reads of the state, and of c.
+        // 1. What the chunk reads of the state, and of c; the state's checkpoint. In turn, so that conversions and
+        // products overlap.
+        float* const checkpoint = checkpoints + begin / 16 * (Config::kK * pitch);
         Steps read = {}, out = {};
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
+            each_of_tile(tile, warp, [&](int i, i64 place, bool used) {
+                if (used) checkpoint[place] = static_cast<float>(state[tile][i]);
+            });
             double of_state[4];
             operand_of(state[tile], of_state);
 #pragma unroll

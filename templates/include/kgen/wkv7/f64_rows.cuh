@@ -31,6 +31,7 @@
 //     double rows[4][16][kPitch]     gy, gsa, v, sa; value features padded to 16; pairs of columns swizzled
 //     double scores[4][16][20]       rows late steps, columns early ones; rk, rb, ak, ab
 //     double keys[5][16][kKeys + 4]  r * decay, k, a, b, decay; then results in fp32
+//     void*  targets[6]              where results begin; steps and the first key
 //     float  floats[2][16][kKeys + 4]  r, d log(decay) / dw
 //
 // Bank conflicts: none among loads of operands.
@@ -83,7 +84,7 @@ private:
     static constexpr int kStateVec = min(Config::kVec, 4);
 
 public:
-    static constexpr int kBytes = 8 * (4 * kRows + 4 * kMatrix + kInputs * kKeyRows) + 4 * kFloats * kKeyRows;
+    static constexpr int kBytes = 8 * (4 * kRows + 4 * kMatrix + kInputs * kKeyRows + 6) + 4 * kFloats * kKeyRows;
 
     // Returns whether all is computed; else the caller has to take the steps one by one.
     KGEN_DEVICE bool operator()() const {
@@ -91,6 +92,7 @@ public:
         // 1. The chunk's inputs.
         put_rows();
         put_keys();
+        if (thread_rank() == 0) put_targets();
         sync_block();
 
         // 2. Products with the states; scores.
@@ -104,29 +106,21 @@ public:
         Steps of_w;
         const Places of(key);
         float nonfinite = 0.0f;
-        {
-            const Decays decays(of);
-            sync_warp();
-            sum_states(decays, of, by_r, by_a, by_k, by_b, both, of_w);
-#pragma unroll
-            for (int tile = 0; tile < 2; ++tile) {
-                sync_warp();
-                sum_halves(decays, of, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
-                sync_warp();
-                sum_fours(decays, of, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
-            }
-        }
+        sum_states(of, by_r, by_a, by_k, by_b, both, of_w);
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
             sync_warp();
+            const Decays decays(of, tile);
+            sum_halves(decays, of, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
+            sync_warp();
+            sum_fours(decays, of, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
+            sync_warp();
             nonfinite += sum_neighbours(of, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
+            sync_warp();  // all lanes have read what the results replace
+            put_results(of, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
         }
 
         // 4. Results.
-        sync_warp();  // all lanes have read what the results replace
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile)
-            put_results(of, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
         sync_block();
         write_results();
         return !block_any_nonfinite<kWarps>(nonfinite);
@@ -137,7 +131,7 @@ private:
     static KGEN_DEVICE double* scores_of(int which) { return rows_of(4) + which * kMatrix; }
     static KGEN_DEVICE double* keys_of(int input) { return scores_of(4) + input * kKeyRows; }
     static KGEN_DEVICE float* floats_of(int which) {
-        return reinterpret_cast<float*>(keys_of(kInputs)) + which * kKeyRows;
+        return reinterpret_cast<float*>(keys_of(kInputs) + 6) + which * kKeyRows;
     }
 
     // A lane's steps of a tile, and the step in column `column`.
@@ -330,28 +324,24 @@ private:
     // Where a lane's element of operand B lies in a matrix of scores.
     static KGEN_DEVICE int score_place(int late, int early) { return late * kScorePitch + early; }
 
-    // Products of decays in blocks of four steps: those before a step, those after it, all; all of eight steps.
+    // Products of decays of a tile, in blocks of four steps: those before a step, those after it, all.
     struct Decays {
-        Steps before, behind, four;
-        double eight[2][2];  // [tile][key]
+        Tile before, behind, four;
 
-        KGEN_DEVICE explicit Decays(const Places& of) {
+        KGEN_DEVICE Decays(const Places& of, int tile) {
 #pragma unroll
-            for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-                for (int x = 0; x < 4; ++x) {
-                    const double other = of.neighbour(kInputD, tile, x), pair = of(kInputD, tile, x) * other;
-                    const double others = shfl_xor(pair, 2), both = other * others;
-                    const double earlier = is_late(x % 2) ? others : 1.0, later = is_late(x % 2) ? 1.0 : others;
-                    const double earlier_too = is_late(x % 2) ? both : other, later_too = is_late(x % 2) ? other : both;
-                    before[tile][x] = is_odd() ? earlier_too : earlier;
-                    behind[tile][x] = is_odd() ? later : later_too;
-                    four[tile][x] = pair * others;
-                }
-#pragma unroll
-                for (int half = 0; half < 2; ++half) eight[tile][half] = four[tile][2 * half] * four[tile][2 * half + 1];
+            for (int x = 0; x < 4; ++x) {
+                const double other = of.neighbour(kInputD, tile, x), pair = of(kInputD, tile, x) * other;
+                const double others = shfl_xor(pair, 2), both = other * others;
+                const double earlier = is_late(x % 2) ? others : 1.0, later = is_late(x % 2) ? 1.0 : others;
+                const double earlier_too = is_late(x % 2) ? both : other, later_too = is_late(x % 2) ? other : both;
+                before[x] = is_odd() ? earlier_too : earlier;
+                behind[x] = is_odd() ? later : later_too;
+                four[x] = pair * others;
             }
         }
+        // Of all eight steps.
+        KGEN_DEVICE double eight(int half) const { return four[2 * half] * four[2 * half + 1]; }
     };
 
     // Sums of gw for the other half of a block, over the four lanes of a key.
@@ -361,26 +351,38 @@ private:
     }
 
     // S and G themselves; what S gives to the late tile and G to the early one; pairs of both tiles.
-    static KGEN_DEVICE void sum_states(const Decays& decays, const Places& of, Steps& by_r, Steps& by_a, Steps& by_k,
-                                       Steps& by_b, const double (&both)[2], Steps& of_w) {
+    static KGEN_DEVICE void sum_states(const Places& of, Steps& by_r, Steps& by_a, Steps& by_k, Steps& by_b,
+                                       const double (&both)[2], Steps& of_w) {
         TwoK r_late, a_late, k_early, b_early;
+        double of_tile[2][2];  // decays of eight steps, [tile][key]
+        {
+            const Decays second(of, 1);
 #pragma unroll
-        for (int x = 0; x < 4; ++x) {
-            const int operand = x % 2 * 2 + x / 2;
-            double before = decays.before[1][x], behind = decays.behind[0][x];
-            if (x % 2 == 1) {
-                before *= decays.four[1][x - 1];
-            } else {
-                behind *= decays.four[0][x + 1];
+            for (int x = 0; x < 4; ++x) {
+                const int operand = x % 2 * 2 + x / 2;
+                const double before = x % 2 == 1 ? second.before[x] * second.four[x - 1] : second.before[x];
+                r_late[operand] = before * of(kInputRD, 1, x);
+                a_late[operand] = before * of(kInputA, 1, x);
             }
-            r_late[operand] = before * of(kInputRD, 1, x);
-            a_late[operand] = before * of(kInputA, 1, x);
-            k_early[operand] = behind * of(kInputK, 0, x);
-            b_early[operand] = behind * of(kInputB, 0, x);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) of_tile[1][half] = second.eight(half);
+        }
+        sync_warp();
+        {
+            const Decays first(of, 0);
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                const int operand = x % 2 * 2 + x / 2;
+                const double behind = x % 2 == 0 ? first.behind[x] * first.four[x + 1] : first.behind[x];
+                k_early[operand] = behind * of(kInputK, 0, x);
+                b_early[operand] = behind * of(kInputB, 0, x);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) of_tile[0][half] = first.eight(half);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const double of_early = decays.eight[0][half], of_late = decays.eight[1][half];
+            const double of_early = of_tile[0][half], of_late = of_tile[1][half];
             double early = 0.0, late = 0.0;
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -406,12 +408,14 @@ private:
         const double* const writes = scores_of(0) + score_place(8 + own_step(0), row);
         const int further = own_step(1) - own_step(0);
         double of_score[4][2];
+        sync_warp();
 #pragma unroll
         for (int i = 0; i < 8; ++i) of_score[i / 2][i % 2] = reads[i / 2 * kMatrix + i % 2 * further];
         mma_f64(by_r[1], k_early, of_score[kRK]);
         mma_f64(by_r[1], b_early, of_score[kRB]);
         mma_f64(by_a[1], k_early, of_score[kAK]);
         mma_f64(by_a[1], b_early, of_score[kAB]);
+        sync_warp();
 #pragma unroll
         for (int i = 0; i < 8; ++i) of_score[i / 2][i % 2] = writes[i / 2 * kMatrix + i % 2 * further * kScorePitch];
         mma_f64(by_k[0], r_late, of_score[kRK]);
@@ -446,11 +450,11 @@ private:
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int first = 2 * half, second = first + 1;
-            const double of_early = decays.four[tile][first], of_late = decays.four[tile][second];
-            r_late[half] = decays.before[tile][second] * of(kInputRD, tile, second);
-            a_late[half] = decays.before[tile][second] * of(kInputA, tile, second);
-            k_early[half] = decays.behind[tile][first] * of(kInputK, tile, first);
-            b_early[half] = decays.behind[tile][first] * of(kInputB, tile, first);
+            const double of_early = decays.four[first], of_late = decays.four[second];
+            r_late[half] = decays.before[second] * of(kInputRD, tile, second);
+            a_late[half] = decays.before[second] * of(kInputA, tile, second);
+            k_early[half] = decays.behind[first] * of(kInputK, tile, first);
+            b_early[half] = decays.behind[first] * of(kInputB, tile, first);
             by_r[second] *= of_early;
             by_a[second] *= of_early;
             by_k[first] *= of_late;
@@ -475,7 +479,7 @@ private:
             const bool late = is_late(x % 2);
             const double d = of(kInputD, tile, x), other = of.neighbour(kInputD, tile, x);
             const double first = of(late ? kInputRD : kInputK, tile, x), second = of(late ? kInputA : kInputB, tile, x);
-            const double factor = late ? decays.before[tile][x] : decays.behind[tile][x];
+            const double factor = late ? decays.before[x] : decays.behind[x];
             // Readers of a late pair, writers of an early one.
             double by_first = late ? by_r[x] : by_k[x], by_second = late ? by_a[x] : by_b[x];
             double sum = factor * (first * by_first + second * by_second);
@@ -563,23 +567,40 @@ private:
     static KGEN_DEVICE float& result(int input, int place) {
         return reinterpret_cast<float*>(keys_of(input) + place)[0];
     }
+    // Where results begin, in shared memory: in registers the addresses would be spilled.
+    KGEN_DEVICE void put_targets() const {
+        target<Value>(kInputRD) = gr.first;
+        target<Value>(kInputK) = gk.first;
+        target<Value>(kInputA) = ga.first;
+        target<Value>(kInputB) = gb.first;
+        target<W>(kInputD) = gw.first;
+        extent(0) = steps;
+        extent(1) = first_key;
+    }
+    static KGEN_DEVICE int& extent(int which) { return reinterpret_cast<int*>(keys_of(kInputs) + 5)[which]; }
+    template <class T>
+    static KGEN_DEVICE T*& target(int input) {
+        return reinterpret_cast<T**>(keys_of(kInputs))[input];
+    }
     KGEN_DEVICE void write_results() const {
-        write(gr, kInputRD);
-        write(gk, kInputK);
-        write(ga, kInputA);
-        write(gb, kInputB);
-        write(gw, kInputD);
+        write<Value>(kInputRD, gr.stride_t);
+        write<Value>(kInputK, gk.stride_t);
+        write<Value>(kInputA, ga.stride_t);
+        write<Value>(kInputB, gb.stride_t);
+        write<W>(kInputD, gw.stride_t);
     }
     template <class T>
-    KGEN_DEVICE void write(const Rows<T>& to, int input) const {
+    KGEN_DEVICE void write(int input, i64 stride) const {
+        const int rows = extent(0), first = extent(1);
+        T* const to = target<T>(input) + first;
         constexpr int kEach = min(Config::kVec, 4), kPerRow = kKeys / kEach;
         for (int i = thread_rank(); i < kSteps * kPerRow; i += kThreads) {
             const int step = i / kPerRow, key = i % kPerRow * kEach;
-            if (step >= steps || first_key + key >= kK) continue;
+            if (step >= rows || first + key >= kK) continue;
             Vec<T, kEach> some;
 #pragma unroll
             for (int x = 0; x < kEach; ++x) some[x] = from_float<T>(result(input, step * kKeyPitch + key + x));
-            store_vec(to.at(step) + first_key + key, some);
+            store_vec(to + step * stride + key, some);
         }
     }
 };
