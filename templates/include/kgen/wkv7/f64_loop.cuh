@@ -20,7 +20,7 @@
 // Layout: a consumer has the state, first and second transposed, as accumulators, whose rows are its value features. Keys
 // or steps 2q and 2q + 1 of accumulators are numbers q and q + 4 of an operand A.
 //
-// Shared memory: F64Tiles.
+// Shared memory: F64Tiles, the tensors once more.
 //
 // Synchronisation: one block barrier per chunk.
 //
@@ -46,7 +46,14 @@ struct F64Loop : ColumnTensors<typename Config::Value, typename Config::W> {
     static constexpr int kThreads = kWarpSize * (kWarps + kRowWarps), kColumns = 16 * kWarps;
     static constexpr int kTiles = 2 * Tiles::kKeyTiles;  // of 8 keys
     using State = Tile[kTiles];
-    static constexpr int kBytes = max(Tiles::kBytes, 4 * Config::kK * kColumns);
+    // What only the repeat step by step reads. In registers it would be spilled.
+    struct Kept {
+        Tensors tensors;
+        const float* start;
+        float* end;
+    };
+    static constexpr int kKept = max(Tiles::kBytes, 4 * Config::kK * kColumns), kBytes = kKept + 256;
+    static_assert(sizeof(Kept) <= 256, "its place in shared memory");
 
     // start, end: states [K, V]. Pointers to states and rows begin with the block's first column. A null start is
     // zero, a null end is not written.
@@ -54,6 +61,8 @@ struct F64Loop : ColumnTensors<typename Config::Value, typename Config::W> {
         const int warp = thread_rank() / kWarpSize;
         const i64 chunks = ceil_div(steps, i64{16});
         float nonfinite = 0.0f;  // becomes NaN if a result is not finite
+        Kept* const kept = reinterpret_cast<Kept*>(dynamic_smem<char>() + kKept);
+        if (thread_rank() == 0) *kept = {*this, start, end};
         if (warp >= kWarps) {
             F64Producer<Config, kBack> producer(warp - kWarps);
             producer.load(*this, begin_of(0, chunks));
@@ -83,8 +92,10 @@ struct F64Loop : ColumnTensors<typename Config::Value, typename Config::W> {
                 if (end != nullptr && used) end[place] = s;
             });
         }
-        if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite))
-            this->template step_by_step<D, kBack, Config::kK, kColumns, Config::kForm>(start, end);
+        if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite)) {
+            const Kept again = *kept;
+            again.tensors.template step_by_step<D, kBack, Config::kK, kColumns, Config::kForm>(again.start, again.end);
+        }
     }
 
 private:
@@ -123,16 +134,22 @@ private:
         }
     }
 
+    // Steps of a chunk from the lane's first one on.
+    KGEN_DEVICE int left_at(i64 begin) const {
+        return static_cast<int>(min(steps - begin, i64{16})) - 2 * mma_lane().q;
+    }
+
     KGEN_DEVICE void load(Columns& to, i64 begin, int warp) const {
         const MmaLane lane = mma_lane();
+        const int column = 16 * warp + lane.g, left = left_at(begin);
+        const Value* const from = c.first + (begin + 2 * lane.q) * c.stride + column;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const i64 step = begin + 8 * (i / 2) + 2 * lane.q + i % 2;
-                const int column = 16 * warp + lane.g + 8 * half;
-                to.of[i][half] =
-                    step < steps && column < width ? c.first[step * c.stride + column] : from_float<Value>(0.0f);
+                const int step = 8 * (i / 2) + i % 2;
+                const bool there = step < left && column + 8 * half < width;
+                to.of[i][half] = there ? from[step * c.stride + 8 * half] : from_float<Value>(0.0f);
             }
     }
 
@@ -229,15 +246,17 @@ private:
     KGEN_DEVICE void write(const Rows<T>& to, i64 begin, int warp, const Steps& sums, float factor,
                            float& nonfinite) const {
         const MmaLane lane = mma_lane();
+        const int column = 16 * warp + lane.g, left = left_at(begin);
+        T* const row = to.at(begin + 2 * lane.q) + column;
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const i64 t = begin + 8 * n + 2 * lane.q + i % 2;
-                const int column = 16 * warp + lane.g + i / 2 * 8;
+                const int step = 8 * n + i % 2;
                 const float value = factor * static_cast<float>(sums[n][i]);
                 nonfinite = fma(value, 0.0f, nonfinite);
-                if (t < steps && column < width) to.at(t)[column] = from_float<T>(value);
+                if (step < left && column + i / 2 * 8 < width)
+                    row[step * to.stride_t + i / 2 * 8] = from_float<T>(value);
             }
     }
 };
