@@ -20,9 +20,9 @@ CASES = (
     (f"B=2,H=1,T=19,K=20,V=36,{FP16},decay_form=log,{STATES}", 4, 1, 2, 1),
     (f"B=2,H=1,T=33,K=18,V=18,{BF16},decay_form=clamp", 2, 2, 1, 1),
     (f"B=1,H=1,T=17,K=7,V=5,{FP16},decay_form=raw", 1, 1, 1, 1),
-    (f"B=1,H=1,T=67,K=16,V=128,{BF16},decay_form=clamp,{STATES}", 8, 8, 1, 1),
+    (f"B=1,H=1,T=67,K=16,V=128,{BF16},decay_form=clamp,{STATES}", 8, 4, 1, 1),
     (f"B=1,N=3,H=1,T=41,K=64,V=40,dtype=fp16,w_dtype=fp16,decay_form=log,{PACKED}", 8, 1, 4, 4),
-    (f"B=1,H=1,T=50,K=128,V=16,{BF16},decay_form=log", 8, 1, 1, 8),
+    (f"B=1,H=1,T=50,K=64,V=16,{BF16},decay_form=log,{STATES}", 8, 1, 2, 2),
 )  # fmt: skip
 
 

@@ -123,7 +123,8 @@ public:
         // 4. Results.
         sync_block();
         write_results();
-        return !block_any_nonfinite<kWarps>(nonfinite);
+        if (block_any_nonfinite<kWarps>(nonfinite)) return false;
+        return true;
     }
 
 private:
