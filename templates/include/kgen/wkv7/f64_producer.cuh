@@ -30,7 +30,7 @@
 //
 //     double partial[key tiles][4 levels][readers][2][32][2]    scores of 16 keys, as accumulators
 //     double diagonal[key tiles][2][16]    of rk and rb
-//     double lower[16][16]                 ab
+//     double lower[16][18]                 ab
 //
 // Bank conflicts: none among the loads of consumers.
 //
@@ -59,8 +59,9 @@ struct F64Tiles {
     static constexpr int kReadPitch = kKeys + 8, kUpdatePitch = kKeys + 2;
     static constexpr int kRead = 16 * kReadPitch, kUpdate = 16 * kUpdatePitch, kMatrix = 256;
     static constexpr int kSlot = kReads * kRead + 2 * kUpdate + kKeys + kMatrices * kMatrix;
+    static constexpr int kLowerPitch = 18;
     static constexpr int kPartial = 4 * kReaders * 128;  // of 16 keys
-    static constexpr int kDoubles = 2 * kSlot + kKeyTiles * (kPartial + 32) + kMatrix;
+    static constexpr int kDoubles = 2 * kSlot + kKeyTiles * (kPartial + 32) + 16 * kLowerPitch;
     static constexpr int kBytes = 8 * kDoubles;
     enum Matrix { kInverse, kFirstOfC, kSecondOfC, kSecondOfFirst };
 
@@ -289,7 +290,8 @@ private:
     // The sums over all keys; zero where nothing is read.
     KGEN_DEVICE void put_scores(int slot) const {
         for (int i = warp_ * kWarpSize + lane_id(); i < 256; i += kThreads) {
-            const int t = i / 16, s = i % 16, apart = t ^ s;
+            // 16 lanes have eight columns of two neighbouring rows, which lie in different banks.
+            const int t = (i & 7) + (i >> 1 & 8), s = (i >> 3 & 1) + (i >> 4 & 14), apart = t ^ s;
             const int level = apart >= 8 ? 3 : apart >= 4 ? 2 : apart >= 2 ? 1 : 0;
             const int row = min(s, 15 - s), column = min(t, 15 - t);
             const double* from = Tiles::partial(0) + level * kReaders * 128 + (4 * row + column / 2) * 2 + column % 2;
@@ -311,7 +313,7 @@ private:
                     rk += Tiles::diagonal(tile)[16 + t];
                 }
             }
-            Tiles::lower()[i] = ab;
+            Tiles::lower()[Tiles::kLowerPitch * t + s] = ab;
             if constexpr (Back) {
                 Tiles::matrix(slot, Tiles::kFirstOfC)[Tiles::place(s, t)] = rb;
                 Tiles::matrix(slot, Tiles::kSecondOfC)[Tiles::place(s, t)] = rk;
@@ -328,12 +330,12 @@ private:
         const double* lower = Tiles::lower();
         double found[16];
 #pragma unroll
-        for (int i = 0; i < 16; ++i) found[i] = lower[16 * i + column];
+        for (int i = 0; i < 16; ++i) found[i] = lower[Tiles::kLowerPitch * i + column];
         // Each element that is complete is added to all later ones.
 #pragma unroll
         for (int j = 1; j < 15; ++j)
 #pragma unroll
-            for (int i = j + 1; i < 16; ++i) found[i] += lower[16 * i + j] * found[j];
+            for (int i = j + 1; i < 16; ++i) found[i] += lower[Tiles::kLowerPitch * i + j] * found[j];
         double* to = Tiles::matrix(slot, Tiles::kInverse);
         if (lane_id() < 16)
 #pragma unroll
