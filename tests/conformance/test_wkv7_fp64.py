@@ -47,9 +47,8 @@ def test_nothing_spills(decay_form: str) -> None:
     variant = entry.space.variant("backward", "warp_specialized_fp64")
     text = f"B=8,T=4096,H=32,K=64,V=64,{BF16},decay_form={decay_form},{STATES}"
     problem = parse_problem(text, entry.operator.signature)
-    first = variant.first[0]
+    config = variant.first[0]
     pass_ = entry.operator.signature.pass_named("backward")
-    config = Config.of(variant.name, dict(first.values) if hasattr(first, "values") else first)
     assert is_feasible(variant, config, pass_, problem, H200)
     for name, used in compiled(entry, variant, config, problem).resources:
         assert used.spill_bytes == 0, name

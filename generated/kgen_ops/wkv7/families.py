@@ -1933,8 +1933,9 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
         100
     ),
     "fp64_fits": lambda call: (
-        8 <= call.K and call.K <= 64 and (call.V <= 256) and (call.T >= 16) and (call.sequence_heads
-        >= 1)
+        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
+        and (call.sequence_heads >= 1) and (call.w_itemsize == 4 or call.initial_state_itemsize > 0
+        or call.dtype != 'bf16')
     ),
 }
 
@@ -2590,8 +2591,10 @@ BACKWARD = (
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= 16,
             lambda call: call.K >= 8,
-            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
-            lambda call: (call.row_bytes + 1152) * call.chunk_blocks <= call.smem_per_sm,
+            lambda call: (
+                max((call.smem_bytes + 1152) * call.min_blocks, (call.row_bytes + 1152) *
+                call.chunk_blocks) <= call.smem_per_sm
+            ),
         ),
         bind=backward_warp_specialized_fp64,
     ),
@@ -2684,7 +2687,7 @@ BACKWARD = (
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: call.threads <= 64 or call.on_gpu,
             lambda call: not call.few_heads,
-            lambda call: not call.fp64_cores or not call.fp64_fits,
+            lambda call: not call.fp64_fits,
             lambda call: 4 * call.key_split <= max(round_up(call.V, 4), 16),
             lambda call: call.keys < 2 * call.K or call.keys == 8,
             lambda call: call.chunk <= next_pow2(max(call.T, 1)) or call.chunk == 8,

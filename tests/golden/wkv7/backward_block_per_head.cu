@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv7/backward_block_per_head.cu.jinja
 // config: block_per_head(split=4, tile=1, columns=8, tokens=4, stages=1, vec=2, chunk=8, key_split=8, keys=8)
-// problem: K=128, V=128, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward, states in registers. All sums are in a fixed order.
 //
 //     wkv7_backward_columns  sa and the states before all chunks, forward in time; gsa, gv, the gradients of the
@@ -26,8 +26,8 @@ using kgen::wkv7::step_pointer;
 struct Config {
     using Value = ::Value;
     using W = ::W;
-    static constexpr int kK = 128;
-    static constexpr int kV = 128;
+    static constexpr int kK = 64;
+    static constexpr int kV = 64;
     static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;  // of w
     static constexpr int kSplit = 4;      // threads that share a column of the state
     static constexpr int kTile = 1;        // columns of a thread
