@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from test_host import H200, compiled, demand_verified
+import torch
+from test_host import BY_RANK, H200, compiled, demand_verified, run_configs
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config
-from kgen.model.problem import parse_problem
+from kgen.model.problem import Problem, parse_problem
+from kgen.model.record import Fate
+from kgen.operators.base import Operator
 from kgen.search.feasible import is_feasible
 
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
@@ -37,6 +42,37 @@ def test_fp64(text: str, vec: int, warps: int, row_warps: int, chunk_warps: int)
     values = {"vec": vec, "warps": warps, "row_warps": row_warps, "chunk_warps": chunk_warps}
     config = Config.of(variant.name, values | {"min_blocks": 1, "chunk_blocks": 1})
     demand_verified(entry, variant, problem, config)
+
+
+def strongest_decays(operator: Operator) -> Operator:
+    """Changes the operator: most steps of a key decay by 1e-13, 1e-35 or to 0.
+
+    Products of few steps leave fp64's range, quotients of them would be Inf or NaN.
+    """
+
+    def inputs(
+        pass_name: str, problem: Problem, case: str, drawn: torch.Generator, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        made = operator.make_inputs(pass_name, problem, case, drawn, device)
+        table = torch.tensor([0.0, -1e-4, -0.5, -30.0, -80.0, -80.0, float("-inf")], device=device)
+        choice = torch.randint(0, len(table), made["w"].shape, generator=drawn, device=device)
+        made["w"] = torch.where(made["w"].isnan(), made["w"], table[choice].to(made["w"].dtype))
+        return made
+
+    return replace(operator, make_inputs=inputs)
+
+
+def test_the_strongest_decays() -> None:
+    entry = open_catalogue().entry("wkv7")
+    variant = entry.space.variant("backward", "warp_specialized_fp64")
+    text = f"B=1,H=2,T=70,K=16,V=16,{BF16},decay_form=log,{STATES}"
+    problem = parse_problem(text, entry.operator.signature)
+    values = {"vec": 8, "warps": 1, "row_warps": 1, "chunk_warps": 1}
+    config = Config.of(variant.name, values | {"min_blocks": 1, "chunk_blocks": 1})
+    for _, _, outcome in run_configs(
+        entry, variant, "host", [(problem, config)], (BY_RANK,), strongest_decays
+    ):
+        assert outcome.fate is Fate.VERIFIED, outcome.reason
 
 
 @pytest.mark.parametrize(
