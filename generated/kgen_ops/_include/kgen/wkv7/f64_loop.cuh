@@ -1,9 +1,9 @@
 // Columns of wkv7's state, or of its gradient, in chunks of 16 steps on fp64 tensor cores; any decay. Producer warps
-// compute the rows with their decays, the scores and the inverse of the chunk to come (f64_producer.cuh); consumer warps
-// have 16 value features of the state each.
+// compute the rows with their decays, the scores and the inverse of the chunk to come (f64_producer.cuh); consumer
+// warps have 16 value features of the state each.
 //
-// With S the state before a chunk, G the gradient of the state after it, g = scale * gy and D the product of the chunk's
-// decays:
+// With S the state before a chunk, G the gradient of the state after it, g = scale * gy and D the product of the
+// chunk's decays:
 //
 //     forward                             backward
 //     X = A S + ak v                      X = B G + rb^T g
@@ -17,8 +17,8 @@
 // Precision: fp64, the state as well; outputs and checkpoints are rounded to fp32. NaN and Inf: as in
 // kgen/chunked/chunk_mma.cuh, where a result is not finite the block computes its sequence again, step by step.
 //
-// Layout: a consumer has the state, first and second transposed, as accumulators, whose rows are its value features. Keys
-// or steps 2q and 2q + 1 of accumulators are numbers q and q + 4 of an operand A.
+// Layout: a consumer has the state, first and second transposed, as accumulators, whose rows are its value features.
+// Keys or steps 2q and 2q + 1 of accumulators are numbers q and q + 4 of an operand A.
 //
 // Shared memory: F64Tiles, the tensors once more.
 //

@@ -8,23 +8,23 @@
 //
 //     ab, ak: a_t D(s+1, t-1) b_s, k_s      rb, rk: r_t D(s+1, t) b_s, k_s
 //
-// The chunk is halved down to neighbours. In a block of 2, 4, 8 or 16 steps with the middle m, D(s+1, t) of an early step
-// s and a late step t is D(s+1, m-1) D(m, t), so that no quotient is formed and any decay is exact, 0 and 1 as well. A
-// product of a level has all its early steps as rows and all its late ones as columns; pairs of other blocks are not
-// read.
+// The chunk is halved down to neighbours. In a block of 2, 4, 8 or 16 steps with the middle m, D(s+1, t) of an early
+// step s and a late step t is D(s+1, m-1) D(m, t), so that no quotient is formed and any decay is exact, 0 and 1 as
+// well. A product of a level has all its early steps as rows and all its late ones as columns; pairs of other blocks
+// are not read.
 //
 // The inverse is that of the unit triangular matrix I - ab, by substitution.
 //
-// Layout: a producer warp has 16 keys at a time. Lane (g, q) has steps g and 15 - g, of which one is early and the other
-// late at every level, and keys 4q to 4q + 3: operands of all products are a lane's own values.
+// Layout: a producer warp has 16 keys at a time. Lane (g, q) has steps g and 15 - g, of which one is early and the
+// other late at every level, and keys 4q to 4q + 3: operands of all products are a lane's own values.
 //
 // Shared memory (F64Tiles): two slots of what consumers read of a chunk
 //
 //     double read[kReads][16][keys + 8]    forward A, backward B and K; keys padded to 16
 //     double update[2][16][keys + 2]       forward K and B, backward R and A
 //     double decay[keys]                   D(0, 15)
-//     double matrix[kMatrices][16][16]     by result and operand, halves of odd rows exchanged: the inverse; forward ak,
-//                                          backward rb, rk, ak
+//     double matrix[kMatrices][16][16]     by result and operand, halves of odd rows exchanged: the inverse; forward
+//                                          ak, backward rb, rk, ak
 //
 // and the producers' own
 //
@@ -203,7 +203,8 @@ private:
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int of_read = own_step(i) * Tiles::kReadPitch + key, of_update = own_step(i) * Tiles::kUpdatePitch + key;
+            const int of_read = own_step(i) * Tiles::kReadPitch + key;
+            const int of_update = own_step(i) * Tiles::kUpdatePitch + key;
             if constexpr (Back) {
                 put_four(Tiles::read(slot, 0) + of_read, b[i]);
                 put_four(Tiles::read(slot, 1) + of_read, k[i]);
@@ -261,7 +262,8 @@ private:
         for (int n = 0; n < kReaders; ++n) {
             double sums[4] = {};
             mma_f64(sums, writers, readers[n]);
-            DoublePair* to = reinterpret_cast<DoublePair*>(Tiles::partial(tile)) + (level * kReaders + n) * 64 + lane_id();
+            DoublePair* to =
+                reinterpret_cast<DoublePair*>(Tiles::partial(tile)) + (level * kReaders + n) * 64 + lane_id();
             to[0] = {sums[0], sums[1]};
             to[32] = {sums[2], sums[3]};
         }

@@ -5,22 +5,24 @@
 //
 //     gr_t = D(0, t) S g_t       + sum over s <= t of D(s+1, t) (k_s (v_s . g_t) + b_s (sa_s . g_t))
 //     ga_t = D(0, t-1) S gsa_t   + sum over s < t of D(s+1, t-1) (k_s (v_s . gsa_t) + b_s (sa_s . gsa_t))
-//     gk_s = D(s+1, 15) G v_s    + sum over t >= s of D(s+1, t) r_t (g_t . v_s) + over t > s of D(s+1, t-1) a_t (gsa_t . v_s)
+//     gk_s = D(s+1, 15) G v_s    + sum over t >= s of D(s+1, t) r_t (g_t . v_s)
+//                                + sum over t > s of D(s+1, t-1) a_t (gsa_t . v_s)
 //     gb_s: the same with sa_s
 //
-// The chunk is halved down to neighbours. In a block of 2, 4, 8 or 16 steps with the middle m, D(s+1, t) of an early step
-// s and a late step t is D(s+1, m-1) D(m, t): no quotient is formed, so that any decay is exact, 0 and 1 as well. What
-// earlier steps of a larger block give a late half is multiplied by the decays of the early half before the block's own
-// pairs are added, so that one accumulator is enough. Neighbours and single steps take fma, all others mma.
+// The chunk is halved down to neighbours. In a block of 2, 4, 8 or 16 steps with the middle m, D(s+1, t) of an early
+// step s and a late step t is D(s+1, m-1) D(m, t): no quotient is formed, so that any decay is exact, 0 and 1 as
+// well. What earlier steps of a larger block give a late half is multiplied by the decays of the early half before
+// the block's own pairs are added, so that one accumulator is enough. Neighbours and single steps take fma, all
+// others mma.
 //
-// gw by the logarithm of the decay of step u is a sum over all pairs of an earlier writer s < u and a reader t >= u (for
-// ga t > u), of S and readers, of writers and G, and of S and G. In each block whose late half has u it gets what the
-// early half gives to readers behind the block, in each one whose early half has u what the late half reads from before
-// the block, and at last what step u itself reads from before it. Only pairs that pass step u are added, each with the
-// decay of u as a factor: nothing is subtracted, and gw is relative to that decay.
+// gw by the logarithm of the decay of step u is a sum over all pairs of an earlier writer s < u and a reader t >= u
+// (for ga t > u), of S and readers, of writers and G, and of S and G. In each block whose late half has u it gets
+// what the early half gives to readers behind the block, in each one whose early half has u what the late half reads
+// from before the block, and at last what step u itself reads from before it. Only pairs that pass step u are added,
+// each with the decay of u as a factor: nothing is subtracted, and gw is relative to that decay.
 //
-// Precision: fp64; inputs, S, G, sa, gsa and decays of steps are exact. k gk and b gb may be many times gw, and pairs of
-// steps nearly cancel; in fp32 the errors exceed the bound of gw (decision 0071).
+// Precision: fp64; inputs, S, G, sa, gsa and decays of steps are exact. k gk and b gb may be many times gw, and pairs
+// of steps nearly cancel; in fp32 the errors exceed the bound of gw (decision 0071).
 //
 // Layout: a warp has 16 keys. A lane has keys g and g + 8 and the steps q and 4 + (q ^ 2) of each tile of 8 steps, as
 // columns 2q and 2q + 1 of accumulators: [tile][2 * key + step]. So the four lanes of a key have one step each of steps
@@ -28,9 +30,10 @@
 //
 // Shared memory:
 //
-//     double rows[4][16][kPitch]     gy, gsa, v, sa; value features padded to 16; pairs of columns swizzled
-//     double scores[4][16][20]       rows late steps, columns early ones; rk, rb, ak, ab
-//     double keys[5][16][kKeys + 4]  r * decay, k, a, b, decay; then results in fp32
+//     double rows[4][16][kPitch]     gy, gsa, v, sa; value features padded to 16; pairs of columns swizzled. Then results
+//                                    in fp32 [5][16][kKeys + 8]
+//     double scores[4][16][20]       rows late steps, columns early ones, and a zero; rk, rb, ak, ab
+//     double keys[5][16][kKeys + 4]  r * decay, k, a, b, decay
 //     void*  targets[6]              where results begin; steps and the first key
 //     float  floats[2][16][kKeys + 4]  r, d log(decay) / dw
 //
@@ -74,17 +77,20 @@ private:
     };
     static_assert(kWarps == 1 || kWarps == 2 || kWarps == 4 || kWarps == 8, "scores are shared out to warps");
 
-    static constexpr int kBlocks = ceil_div(kV, 16), kPitch = 16 * kBlocks;
-    static constexpr int kRows = kSteps * kPitch, kScorePitch = 20, kMatrix = kSteps * kScorePitch;
-    static constexpr int kKeyPitch = kKeys + 4, kKeyRows = kSteps * kKeyPitch;
     enum Row { kOfGy, kOfGsa, kOfV, kOfSa };
     enum Score { kRK, kRB, kAK, kAB };
     enum Input { kInputRD, kInputK, kInputA, kInputB, kInputD, kInputs };
     enum Float { kFloatR, kFloatSlope, kFloats };
+    static constexpr int kBlocks = ceil_div(kV, 16), kPitch = 16 * kBlocks;
+    static constexpr int kRows = kSteps * kPitch, kScorePitch = 20, kMatrix = kSteps * kScorePitch;
+    static constexpr int kZero = 16;  // of each matrix of scores, behind its first row
+    static constexpr int kKeyPitch = kKeys + 4, kKeyRows = kSteps * kKeyPitch;
+    static constexpr int kResultPitch = kKeys + 8, kResult = kSteps * kResultPitch;
+    static constexpr int kRowDoubles = max(4 * kRows, kInputs * kResult / 2);
     static constexpr int kStateVec = min(Config::kVec, 4);
 
 public:
-    static constexpr int kBytes = 8 * (4 * kRows + 4 * kMatrix + kInputs * kKeyRows + 6) + 4 * kFloats * kKeyRows;
+    static constexpr int kBytes = 8 * (kRowDoubles + 4 * kMatrix + kInputs * kKeyRows + 6) + 4 * kFloats * kKeyRows;
 
     // Returns whether all is computed; else the caller has to take the steps one by one.
     KGEN_DEVICE bool operator()() const {
@@ -116,8 +122,7 @@ public:
             sum_fours(decays, of, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
             sync_warp();
             nonfinite += sum_neighbours(of, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
-            sync_warp();  // all lanes have read what the results replace
-            put_results(of, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
+            put_results(key, tile, by_r[tile], by_a[tile], by_k[tile], by_b[tile], of_w[tile]);
         }
 
         // 4. Results.
@@ -129,7 +134,9 @@ public:
 
 private:
     static KGEN_DEVICE double* rows_of(int tensor) { return dynamic_smem<double>() + tensor * kRows; }
-    static KGEN_DEVICE double* scores_of(int which) { return rows_of(4) + which * kMatrix; }
+    static KGEN_DEVICE double* scores_of(int which) {
+        return dynamic_smem<double>() + kRowDoubles + which * kMatrix;
+    }
     static KGEN_DEVICE double* keys_of(int input) { return scores_of(4) + input * kKeyRows; }
     static KGEN_DEVICE float* floats_of(int which) {
         return reinterpret_cast<float*>(keys_of(kInputs) + 6) + which * kKeyRows;
@@ -165,8 +172,8 @@ private:
         }
     };
 
-    // Columns of rows: pairs of a run of four change places in steps 4 to 7 of a tile, so that a quarter of a warp reads
-    // all banks.
+    // Columns of rows: pairs of a run of four change places in steps 4 to 7 of a tile, so that a quarter of a warp
+    // reads all banks.
     static KGEN_DEVICE int row_place(int step, int column) { return step * kPitch + (column ^ (step & 4) / 2); }
 
     KGEN_DEVICE void put_rows() const {
@@ -301,6 +308,7 @@ private:
         for (int which = warp % 4; which < 4; which += min(kWarps, 4)) {
             const int first = kWarps == 8 ? warp / 4 : 0;
             Tile sums[kTiles] = {};
+            if (lane_id() == 0) scores_of(which)[kZero] = 0.0;
 #pragma unroll 1
             for (int block = 0; block < kBlocks; ++block) {
                 double late[2][4], x[8];
@@ -325,20 +333,22 @@ private:
     // Where a lane's element of operand B lies in a matrix of scores.
     static KGEN_DEVICE int score_place(int late, int early) { return late * kScorePitch + early; }
 
-    // Products of decays of a tile, in blocks of four steps: those before a step, those after it, all.
+    // Products of decays of a tile, in blocks of four steps: those before a step, those after it, all, and those of
+    // the other pair.
     struct Decays {
-        Tile before, behind, four;
+        Tile before, behind, four, others;
 
         KGEN_DEVICE Decays(const Places& of, int tile) {
 #pragma unroll
             for (int x = 0; x < 4; ++x) {
                 const double other = of.neighbour(kInputD, tile, x), pair = of(kInputD, tile, x) * other;
-                const double others = shfl_xor(pair, 2), both = other * others;
-                const double earlier = is_late(x % 2) ? others : 1.0, later = is_late(x % 2) ? 1.0 : others;
+                others[x] = shfl_xor(pair, 2);
+                const double both = other * others[x];
+                const double earlier = is_late(x % 2) ? others[x] : 1.0, later = is_late(x % 2) ? 1.0 : others[x];
                 const double earlier_too = is_late(x % 2) ? both : other, later_too = is_late(x % 2) ? other : both;
                 before[x] = is_odd() ? earlier_too : earlier;
                 behind[x] = is_odd() ? later : later_too;
-                four[x] = pair * others;
+                four[x] = pair * others[x];
             }
         }
         // Of all eight steps.
@@ -425,22 +435,24 @@ private:
         mma_f64(by_b[0], a_late, of_score[kAB]);
     }
 
-    // What early steps write, late ones read: scores at `reads`; and the reverse.
+    // What early steps write, late ones read: scores at `reads`; and the reverse. A lane whose pair of steps is of
+    // another level reads zeros.
     static KGEN_DEVICE void multiply_pairs(Tile& by_r, Tile& by_a, Tile& by_k, Tile& by_b, const OneK& r_late,
                                            const OneK& a_late, const OneK& k_early, const OneK& b_early,
-                                           const double* reads, bool is_reader, const double* writes,
-                                           bool is_writer) {
-        multiply_masked(by_r, k_early, reads[kRK * kMatrix], is_reader);
-        multiply_masked(by_k, r_late, writes[kRK * kMatrix], is_writer);
-        multiply_masked(by_a, k_early, reads[kAK * kMatrix], is_reader);
-        multiply_masked(by_b, r_late, writes[kRB * kMatrix], is_writer);
-        multiply_masked(by_r, b_early, reads[kRB * kMatrix], is_reader);
-        multiply_masked(by_k, a_late, writes[kAK * kMatrix], is_writer);
-        multiply_masked(by_a, b_early, reads[kAB * kMatrix], is_reader);
-        multiply_masked(by_b, a_late, writes[kAB * kMatrix], is_writer);
+                                           int reads, bool is_reader, int writes, bool is_writer) {
+        const double* const from = scores_of(0) + (is_reader ? reads : kZero);
+        const double* const to = scores_of(0) + (is_writer ? writes : kZero);
+        multiply_score(by_r, k_early, from[kRK * kMatrix]);
+        multiply_score(by_k, r_late, to[kRK * kMatrix]);
+        multiply_score(by_a, k_early, from[kAK * kMatrix]);
+        multiply_score(by_b, r_late, to[kRB * kMatrix]);
+        multiply_score(by_r, b_early, from[kRB * kMatrix]);
+        multiply_score(by_k, a_late, to[kAK * kMatrix]);
+        multiply_score(by_a, b_early, from[kAB * kMatrix]);
+        multiply_score(by_b, a_late, to[kAB * kMatrix]);
     }
-    static KGEN_DEVICE void multiply_masked(Tile& sums, const OneK& x, double y, bool there) {
-        const double only[1] = {there ? y : 0.0};
+    static KGEN_DEVICE void multiply_score(Tile& sums, const OneK& x, double y) {
+        const double only[1] = {y};
         mma_f64(sums, x, only);
     }
 
@@ -466,8 +478,8 @@ private:
         const int row = step_of(mma_lane().g);
         const bool column_is_late = mma_lane().g % 2 == 1;
         multiply_pairs(by_r, by_a, by_k, by_b, r_late, a_late, k_early, b_early,
-                       scores_of(0) + score_place(8 * tile + row, 8 * tile + own_step(0)), column_is_late,
-                       scores_of(0) + score_place(8 * tile + own_step(1), 8 * tile + row), !column_is_late);
+                       score_place(8 * tile + row, 8 * tile + own_step(0)), column_is_late,
+                       score_place(8 * tile + own_step(1), 8 * tile + row), !column_is_late);
     }
 
     // The same for both pairs of each four steps of a tile. A lane has a step of an early pair and one of a late pair.
@@ -478,7 +490,7 @@ private:
         for (int x = 0; x < 4; ++x) {
             const int half = x / 2;
             const bool late = is_late(x % 2);
-            const double d = of(kInputD, tile, x), other = of.neighbour(kInputD, tile, x);
+            const double other = of.neighbour(kInputD, tile, x);
             const double first = of(late ? kInputRD : kInputK, tile, x), second = of(late ? kInputA : kInputB, tile, x);
             const double factor = late ? decays.before[x] : decays.behind[x];
             // Readers of a late pair, writers of an early one.
@@ -486,9 +498,8 @@ private:
             double sum = factor * (first * by_first + second * by_second);
             sum += shfl_xor(sum, 1);
             of_w[x] += shfl_xor(sum, 2);
-            const double others = shfl_xor(d * other, 2);  // of the other pair
-            by_first *= others;
-            by_second *= others;
+            by_first *= decays.others[x];
+            by_second *= decays.others[x];
             by_r[x] = late ? by_first : by_r[x];
             by_a[x] = late ? by_second : by_a[x];
             by_k[x] = late ? by_k[x] : by_first;
@@ -511,8 +522,8 @@ private:
         const bool is_reader = (row & 2) != 0 && (row & 4) == (early & 4);
         const bool is_writer = (row & 2) == 0 && (row & 4) == (late & 4);
         multiply_pairs(by_r, by_a, by_k, by_b, r_late, a_late, k_early, b_early,
-                       scores_of(0) + score_place(8 * tile + row, 8 * tile + early), is_reader,
-                       scores_of(0) + score_place(8 * tile + late, 8 * tile + row), is_writer);
+                       score_place(8 * tile + row, 8 * tile + early), is_reader,
+                       score_place(8 * tile + late, 8 * tile + row), is_writer);
     }
 
     // Neighbours of a pair, steps themselves, and gw by w. Odd steps read what even ones write. Returns NaN if a result
@@ -552,22 +563,21 @@ private:
         return nonfinite;
     }
 
-    // In place of inputs, as fp32 in the first half of each element.
-    static KGEN_DEVICE void put_results(const Places& of, int tile, const Tile& by_r, const Tile& by_a,
-                                        const Tile& by_k, const Tile& by_b, const Tile& of_w) {
+    // In place of the rows.
+    static KGEN_DEVICE void put_results(int key, int tile, const Tile& by_r, const Tile& by_a, const Tile& by_k,
+                                        const Tile& by_b, const Tile& of_w) {
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
-            const int to = of.own[x % 2] + 8 * tile * kKeyPitch + x / 2 * 8;
-            result(kInputRD, to) = static_cast<float>(by_r[x]);
-            result(kInputK, to) = static_cast<float>(by_k[x]);
-            result(kInputA, to) = static_cast<float>(by_a[x]);
-            result(kInputB, to) = static_cast<float>(by_b[x]);
-            result(kInputD, to) = static_cast<float>(of_w[x]);
+            float* const to =
+                results_of(0) + (8 * tile + own_step(x % 2)) * kResultPitch + key + mma_lane().g + x / 2 * 8;
+            to[kInputRD * kResult] = static_cast<float>(by_r[x]);
+            to[kInputK * kResult] = static_cast<float>(by_k[x]);
+            to[kInputA * kResult] = static_cast<float>(by_a[x]);
+            to[kInputB * kResult] = static_cast<float>(by_b[x]);
+            to[kInputD * kResult] = static_cast<float>(of_w[x]);
         }
     }
-    static KGEN_DEVICE float& result(int input, int place) {
-        return reinterpret_cast<float*>(keys_of(input) + place)[0];
-    }
+    static KGEN_DEVICE float* results_of(int input) { return dynamic_smem<float>() + input * kResult; }
     // Where results begin, in shared memory: in registers the addresses would be spilled.
     KGEN_DEVICE void put_targets() const {
         target<Value>(kInputRD) = gr.first;
@@ -592,16 +602,21 @@ private:
     }
     template <class T>
     KGEN_DEVICE void write(int input, i64 stride) const {
-        const int rows = extent(0), first = extent(1);
-        T* const to = target<T>(input) + first;
-        constexpr int kEach = min(Config::kVec, 4), kPerRow = kKeys / kEach;
-        for (int i = thread_rank(); i < kSteps * kPerRow; i += kThreads) {
-            const int step = i / kPerRow, key = i % kPerRow * kEach;
-            if (step >= rows || first + key >= kK) continue;
-            Vec<T, kEach> some;
+        // A thread has the same keys of several steps.
+        constexpr int kEach = min(Config::kVec, 4), kPerRow = kKeys / kEach, kApart = kThreads / kPerRow;
+        static_assert(kSteps % kApart == 0, "all threads have as many steps");
+        const int first = thread_rank() / kPerRow, key = thread_rank() % kPerRow * kEach, left = extent(0) - first;
+        T* to = target<T>(input) + first * stride + (extent(1) + key);
+        const float* from = results_of(input) + first * kResultPitch + key;
+        const bool there = extent(1) + key < kK;
 #pragma unroll
-            for (int x = 0; x < kEach; ++x) some[x] = from_float<T>(result(input, step * kKeyPitch + key + x));
-            store_vec(to + step * stride + key, some);
+        for (int n = 0; n < kSteps / kApart; ++n, to += kApart * stride) {
+            const auto some = *reinterpret_cast<const Vec<float, kEach>*>(from + n * kApart * kResultPitch);
+            if (!there || n * kApart >= left) continue;
+            float x[kEach];
+#pragma unroll
+            for (int i = 0; i < kEach; ++i) x[i] = some[i];
+            store_vec(to, from_floats<T>(x));
         }
     }
 };
