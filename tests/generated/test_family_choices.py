@@ -28,6 +28,7 @@ CASES = (
     ("wkv7", "B=1,T=1024,H=6,D=64,dtype=bf16,decay_form=clamp", "segments=", "chunk_loop"),
     ("wkv7", "B=1,N=1,T=8192,H=40,D=64,dtype=fp16,initial_state_dtype=fp32,cu_seqlens_dtype=int32,"
      "decay_form=clamp", "warp_specialized_tf32", "chunk_loop"),
+    ("wkv7", "B=8,T=2048,H=32,D=64,dtype=fp32", "columns=64", "columns=8,"),
     # Blocks of a head would compute the same rows: one block, where a block's registers suffice.
     ("wkv7", f"B=8,T=4096,H=16,D=128,{WKV7},decay_form=log", "(warps=8,", "block_per_head"),
     ("wkv7", "B=8,T=4096,H=16,D=128,dtype=fp16,decay_form=log", "warp_specialized_tf32(warps=4,",
@@ -72,6 +73,11 @@ BACKWARD_CASES = (
     ("wkv7", f"B=1,T=8192,H=24,D=64,{WKV7},decay_form=clamp,initial_state_dtype=fp32", "chunk_",
      "segments="),
     ("wkv7", f"B=8,T=4096,H=16,D=128,{WKV7},decay_form=clamp", "(warps=8,", "segments="),
+    # Results finer than bf16: fp64 tensor cores, with as many blocks as fill the SMs.
+    ("wkv7", "B=4,T=2048,H=32,D=64,dtype=bf16,decay_form=log", "fp64(warps=4,", "block_per_head"),
+    ("wkv7", "B=1,T=4096,H=32,D=64,dtype=bf16,decay_form=raw", "fp64(warps=2,", "block_per_head"),
+    ("wkv7", "B=4,T=1024,H=16,D=64,dtype=fp32", "fp64(", "block_per_head"),
+    ("wkv7", "B=4,T=2048,H=32,D=64,dtype=fp16,w_dtype=fp16", "chunk_rows(", "block_per_head"),
     # Rounds of 64 steps would be padding.
     ("wkv4", "B=64,T=2,C=2048,dtype=bf16", "segments=1, steps=4", "segments=8"),
 )

@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "84d155de1a9cfc473ecb1ec5599e7ae2"
+HEADERS = "d6b55cb82e82f6b631343ca13eb38774"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -740,6 +740,107 @@ def backward_chunk_rows(file: KernelFile, call: Call) -> Run:
         block=(32 * chunk_warps, 1, 1), smem=chunk_row_bytes,
     )
     grid_2_x = size_h * ceil_div(chunks, row_chunks) * ceil_div(size_k, 16 * chunk_warps)
+    new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
+    new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
+    new_states = file.scratch(size_h * chunks * size_k * size_v, torch.float32)
+    new_gradients = file.scratch(size_h * chunks * size_k * size_v, torch.float32)
+
+    def run(
+        stream: int, gy: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gw: int, gk: int, gv: int, ga: int, gb: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        sa = new_sa()
+        gsa = new_gsa()
+        states = new_states()
+        gradients = new_gradients()
+        launch_1(
+            stream, grid_1_x, 1, 1, gy, r, w, k, v, a, b, initial_state, gfinal_state, cu_seqlens,
+            gv, ginitial_state, sa.data_ptr(), gsa.data_ptr(), states.data_ptr(),
+            gradients.data_ptr(), size_n, size_t, size_h, gy_stride_b, gy_stride_t, gy_stride_h,
+            r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t, w_stride_h, k_stride_b,
+            k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b, a_stride_t,
+            a_stride_h, b_stride_b, b_stride_t, b_stride_h, gv_stride_b, gv_stride_t, gv_stride_h,
+            scale,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, gy, r, w, k, v, a, b, cu_seqlens, gr, gw, gk, ga, gb,
+            sa.data_ptr(), gsa.data_ptr(), states.data_ptr(), gradients.data_ptr(), size_n, size_t,
+            size_h, gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h,
+            w_stride_b, w_stride_t, w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t,
+            b_stride_h, gr_stride_b, gr_stride_t, gr_stride_h, gw_stride_b, gw_stride_t,
+            gw_stride_h, gk_stride_b, gk_stride_t, gk_stride_h, ga_stride_b, ga_stride_t,
+            ga_stride_h, gb_stride_b, gb_stride_t, gb_stride_h, scale,
+        )
+
+    return run
+
+
+def backward_warp_specialized_fp64(file: KernelFile, call: Call) -> Run:
+    """Launch the backward warp_specialized_fp64."""
+    block_warps = call.block_warps
+    smem_bytes = call.smem_bytes
+    size_v = call.V
+    sequence_heads = call.sequence_heads
+    warps = call.warps
+    size_n = call.N
+    size_t = call.T
+    size_h = call.H
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    a_stride_b = call.a_stride_B
+    a_stride_t = call.a_stride_T
+    a_stride_h = call.a_stride_H
+    b_stride_b = call.b_stride_B
+    b_stride_t = call.b_stride_T
+    b_stride_h = call.b_stride_H
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    chunk_warps = call.chunk_warps
+    row_bytes = call.row_bytes
+    size_k = call.K
+    chunks = call.chunks
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gw_stride_b = call.gw_stride_B
+    gw_stride_t = call.gw_stride_T
+    gw_stride_h = call.gw_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    ga_stride_b = call.ga_stride_B
+    ga_stride_t = call.ga_stride_T
+    ga_stride_h = call.ga_stride_H
+    gb_stride_b = call.gb_stride_B
+    gb_stride_t = call.gb_stride_T
+    gb_stride_h = call.gb_stride_H
+    size_b = call.B
+    launch_1 = file.launcher(
+        "wkv7_backward_columns", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(32 * block_warps, 1, 1), smem=smem_bytes,
+    )
+    grid_1_x = 2 * sequence_heads * ceil_div(size_v, 16 * warps)
+    launch_2 = file.launcher(
+        "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(32 * chunk_warps, 1, 1), smem=row_bytes,
+    )
+    grid_2_x = size_h * chunks * ceil_div(size_k, 16 * chunk_warps)
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_states = file.scratch(size_h * chunks * size_k * size_v, torch.float32)
@@ -1541,6 +1642,10 @@ FORWARD = (
         ),
         suits=(
             lambda call: call.columns < 2 * call.V or call.columns <= 32,
+            lambda call: (
+                call.column_blocks <= 2 * call.sm_count or call.columns >= min(call.V, 64) or call.T
+                < 16 or (not call.on_gpu)
+            ),
             lambda call: 4 * call.split <= round_up(call.K, 4),
             lambda call: call.tokens <= next_pow2(max(call.T, 1)),
             lambda call: call.stages == 1 or (call.stages - 1) * call.tokens < call.T,
@@ -1789,6 +1894,33 @@ BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
 }
 
+BACKWARD_WARP_SPECIALIZED_FP64_NAMED: dict[str, Callable[[Call], Any]] = {
+    "chunk": lambda call: 16,
+    "chunks": lambda call: (
+        call.T // call.chunk + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T,
+        call.chunk)
+    ),
+    "sequence_heads": lambda call: call.N * call.H,
+    "block_warps": lambda call: call.warps + call.row_warps,
+    "padded_keys": lambda call: round_up(call.K, 16),
+    "smem_bytes": lambda call: 256 + max(1568 * call.padded_keys + 23808, 64 * call.K * call.warps),
+    "row_bytes": lambda call: (
+        max(8192 * ceil_div(call.V, 16), 5120 * call.chunk_warps + 2560) + 13360 + 12288 *
+        call.chunk_warps
+    ),
+    "fp64_cores": lambda call: (
+        call.compute_capability == 80 or call.compute_capability == 90 or call.compute_capability ==
+        100
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+    "few_heads": lambda call: (
+        call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
+        and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
+        and (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.smem_per_block >
+        196608)
+    ),
+}
+
 BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
     "chunks": lambda call: (
         call.T // call.chunk + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T,
@@ -1826,6 +1958,14 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
         and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
         and (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (call.smem_per_block >
         196608)
+    ),
+    "fp64_cores": lambda call: (
+        call.compute_capability == 80 or call.compute_capability == 90 or call.compute_capability ==
+        100
+    ),
+    "fp64_fits": lambda call: (
+        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
+        and (call.sequence_heads >= 1) and (call.w_itemsize == 4 or call.initial_state_itemsize > 0)
     ),
 }
 
@@ -2361,6 +2501,10 @@ BACKWARD = (
         ),
         suits=(
             lambda call: call.columns < 2 * call.V or call.columns <= 32,
+            lambda call: (
+                call.column_blocks <= 2 * call.sm_count or call.columns >= min(call.V, 64) or call.T
+                < 16 or (not call.on_gpu)
+            ),
             lambda call: 4 * call.split <= round_up(call.K, 4),
             lambda call: call.tokens <= next_pow2(max(call.T, 1)),
             lambda call: call.stages == 1 or (call.stages - 1) * call.tokens < call.T,
@@ -2381,6 +2525,116 @@ BACKWARD = (
             lambda call: not call.few_heads,
         ),
         bind=backward_chunk_rows,
+    ),
+    Family(
+        name="warp_specialized_fp64",
+        template="wkv7/backward_warp_specialized_fp64.cu.jinja",
+        constants=("K", "V"),
+        settings={},
+        parameters=(
+            Parameter("warps", (4, 2, 1)),
+            Parameter("row_warps", (4, 3, 2, 1)),
+            Parameter("vec", (8, 4, 2, 1)),
+            Parameter("min_blocks", (1, 2)),
+            Parameter("chunk_warps", (4, 2, 1)),
+            Parameter("chunk_blocks", (2, 4, 1)),
+        ),
+        first=(
+            (4, 4, 8, 1, 4, 2),
+            (2, 4, 8, 1, 4, 2),
+            (2, 2, 8, 2, 2, 4),
+        ),
+        named=BACKWARD_WARP_SPECIALIZED_FP64_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.fp64_cores or not call.on_gpu,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.K <= 64,
+        ),
+        fits=(
+            lambda call: call.K % call.vec == 0,
+            lambda call: call.V % call.vec == 0,
+            lambda call: call.vec * call.itemsize <= 16,
+            lambda call: max(call.smem_bytes, call.row_bytes) <= call.smem_per_block,
+            lambda call: call.row_warps == ceil_div(call.K, 16) or not call.on_gpu,
+            lambda call: call.chunk_warps * call.chunk_blocks <= 8,
+            lambda call: call.block_warps * call.min_blocks <= 8,
+            lambda call: (
+                call.block_warps <= 2 and call.min_blocks == 1 and (call.chunk_warps <= 2) and
+                (call.chunk_blocks == 1) or call.on_gpu
+            ),
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.r_stride_B % call.vec == 0,
+            lambda call: call.r_stride_T % call.vec == 0,
+            lambda call: call.r_stride_H % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.k_stride_H % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.v_stride_H % call.vec == 0,
+            lambda call: call.a_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.a_stride_B % call.vec == 0,
+            lambda call: call.a_stride_T % call.vec == 0,
+            lambda call: call.a_stride_H % call.vec == 0,
+            lambda call: call.b_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.b_stride_B % call.vec == 0,
+            lambda call: call.b_stride_T % call.vec == 0,
+            lambda call: call.b_stride_H % call.vec == 0,
+            lambda call: call.gy_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gy_stride_B % call.vec == 0,
+            lambda call: call.gy_stride_T % call.vec == 0,
+            lambda call: call.gy_stride_H % call.vec == 0,
+            lambda call: call.gr_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gr_stride_B % call.vec == 0,
+            lambda call: call.gr_stride_T % call.vec == 0,
+            lambda call: call.gr_stride_H % call.vec == 0,
+            lambda call: call.gk_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gk_stride_B % call.vec == 0,
+            lambda call: call.gk_stride_T % call.vec == 0,
+            lambda call: call.gk_stride_H % call.vec == 0,
+            lambda call: call.ga_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.ga_stride_B % call.vec == 0,
+            lambda call: call.ga_stride_T % call.vec == 0,
+            lambda call: call.ga_stride_H % call.vec == 0,
+            lambda call: call.gb_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gb_stride_B % call.vec == 0,
+            lambda call: call.gb_stride_T % call.vec == 0,
+            lambda call: call.gb_stride_H % call.vec == 0,
+            lambda call: (
+                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
+            ),
+            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
+            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: (
+                call.gw_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0
+            ),
+            lambda call: call.gw_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.gw_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.gw_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
+        ),
+        suits=(
+            lambda call: not call.few_heads,
+            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
+            lambda call: (
+                4 * call.sequence_heads * ceil_div(call.V, 16 * call.warps) > call.sm_count or
+                call.warps == 1
+            ),
+            lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
+            lambda call: call.T >= 16,
+            lambda call: call.K >= 8,
+            lambda call: (
+                max((call.smem_bytes + 1152) * call.min_blocks, (call.row_bytes + 1152) *
+                call.chunk_blocks) <= call.smem_per_sm
+            ),
+        ),
+        bind=backward_warp_specialized_fp64,
     ),
     Family(
         name="block_per_head",
@@ -2463,6 +2717,10 @@ BACKWARD = (
         ),
         suits=(
             lambda call: call.columns < 2 * call.V or call.columns <= 32,
+            lambda call: (
+                call.column_blocks <= 2 * call.sm_count or call.columns >= min(call.V, 64) or call.T
+                < 16 or (not call.on_gpu)
+            ),
             lambda call: 4 * call.split <= round_up(call.K, 4),
             lambda call: call.tokens <= next_pow2(max(call.T, 1)),
             lambda call: call.stages == 1 or (call.stages - 1) * call.tokens < call.T,
@@ -2471,6 +2729,11 @@ BACKWARD = (
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: call.threads <= 64 or call.on_gpu,
             lambda call: not call.few_heads,
+            lambda call: not call.fp64_fits,
+            lambda call: (
+                call.w_itemsize == 4 or max(call.K, call.V) > 128 or min(call.K, call.V) < 8 or
+                (call.T < 16) or (call.compute_capability < 80)
+            ),
             lambda call: 4 * call.key_split <= max(round_up(call.V, 4), 16),
             lambda call: call.keys < 2 * call.K or call.keys == 8,
             lambda call: call.chunk <= next_pow2(max(call.T, 1)) or call.chunk == 8,

@@ -1,7 +1,7 @@
 // What kernels of wkv7's gradients of rows share: a chunk's inputs and results; on tensor cores also how results are
 // written, and the gradients by definition, step by step, for chunks where a result is not finite.
 //
-// A Config of RowGradients has Value and W (both of 16 bits), kK, kV, kForm, kRowWarps, and kVec, elements per copy.
+// A Config of RowGradients has Value and W, kK, kV, kForm, kRowWarps, and kVec, elements per copy.
 // State: dtype of S and G in memory, float, bf16, or fp16 with scales (scaled_states.cuh).
 #pragma once
 
@@ -41,7 +41,6 @@ struct RowGradients : RowTensors<Config, State> {
         Tensors::w, Tensors::sa, Tensors::gsa, Tensors::state, Tensors::gradient, Tensors::gr, Tensors::gk, Tensors::ga,
         Tensors::gb, Tensors::gw, Tensors::scale, Tensors::state_scales, Tensors::gradient_scales;
     using Tensors::kK, Tensors::kV;
-    static_assert(sizeof(Value) == 2 && sizeof(W) == 2, "gradients of steps have 16 bits");
     static constexpr auto kForm = Config::kForm;
     static constexpr bool kRepeats = true;  // see backward_rows
     static constexpr int kWarps = Config::kRowWarps;
@@ -86,6 +85,7 @@ struct RowGradients : RowTensors<Config, State> {
     // 16 steps, from step `first` on, of the keys from `key` on; tile: as TileCopier has them.
     template <class T>
     KGEN_DEVICE void write(const Rows<T>& to, const u16* tile, int key, int first = 0) const {
+        static_assert(sizeof(T) == 2, "tiles of copies have 16 bits");
         constexpr int kPerRow = 16 / Config::kVec;
 #pragma unroll
         for (int n = 0; n < ceil_div(16 * kPerRow, kWarpSize); ++n) {

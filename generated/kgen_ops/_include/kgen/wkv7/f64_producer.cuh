@@ -1,0 +1,355 @@
+// Rows with their decays, scores and the inverse of a chunk of 16 steps in fp64, any decay; by producer warps.
+//
+// With D(i, j) the product of the decays of steps i to j, per key, the rows that consumers multiply are
+//
+//     A_t = a_t D(0, t-1)     R_t = r_t D(0, t)     K_s = k_s D(s+1, 15)     B_s = b_s D(s+1, 15)
+//
+// and the scores sums over keys, s < t (for r also s = t, where D is 1):
+//
+//     ab, ak: a_t D(s+1, t-1) b_s, k_s      rb, rk: r_t D(s+1, t) b_s, k_s
+//
+// The chunk is halved down to neighbours. In a block of 2, 4, 8 or 16 steps with the middle m, D(s+1, t) of an early
+// step s and a late step t is D(s+1, m-1) D(m, t), so that no quotient is formed and any decay is exact, 0 and 1 as
+// well. A product of a level has all its early steps as rows and all its late ones as columns; pairs of other blocks
+// are not read.
+//
+// The inverse is that of the unit triangular matrix I - ab, by substitution.
+//
+// Layout: a producer warp has 16 keys at a time. Lane (g, q) has steps g and 15 - g, of which one is early and the
+// other late at every level, and keys 4q to 4q + 3: operands of all products are a lane's own values.
+//
+// Shared memory (F64Tiles): two slots of what consumers read of a chunk
+//
+//     double read[kReads][16][keys + 8]    forward A, backward B and K; keys padded to 16
+//     double update[2][16][keys + 2]       forward K and B, backward R and A
+//     double decay[keys]                   D(0, 15)
+//     double matrix[kMatrices][16][16]     by result and operand, halves of odd rows exchanged: the inverse; forward
+//                                          ak, backward rb, rk, ak
+//
+// and the producers' own
+//
+//     double partial[key tiles][4 levels][readers][2][32][2]    scores of 16 keys, as accumulators
+//     double diagonal[key tiles][2][16]    of rk and rb
+//     double lower[16][18]                 ab
+//
+// Bank conflicts: none among the loads of consumers.
+//
+// Synchronisation: barrier 1 of the producers, twice per chunk: when the partial scores of all keys are there, and when
+// the sums are. The caller's block barrier ends the chunk.
+//
+// A Config has Value and W; kK; kForm; kRowWarps, producers; kVec, elements per load.
+#pragma once
+
+#include "kgen/primitives/block.cuh"
+#include "kgen/primitives/mma_f64.cuh"
+#include "kgen/wkv7/column_tensors.cuh"
+#include "kgen/wkv7/prepared_rows.cuh"
+
+namespace kgen::wkv7 {
+
+struct alignas(16) DoublePair {
+    double x, y;
+};
+
+// Back: whether the loop goes backward in time.
+template <int Keys, bool Back>
+struct F64Tiles {
+    static constexpr int kKeyTiles = ceil_div(Keys, 16), kKeys = 16 * kKeyTiles;
+    static constexpr int kReads = Back ? 2 : 1, kMatrices = Back ? 4 : 2, kReaders = Back ? 2 : 1;
+    static constexpr int kReadPitch = kKeys + 8, kUpdatePitch = kKeys + 2;
+    static constexpr int kRead = 16 * kReadPitch, kUpdate = 16 * kUpdatePitch, kMatrix = 256;
+    static constexpr int kSlot = kReads * kRead + 2 * kUpdate + kKeys + kMatrices * kMatrix;
+    static constexpr int kLowerPitch = 18;
+    static constexpr int kPartial = 4 * kReaders * 128;  // of 16 keys
+    static constexpr int kDoubles = 2 * kSlot + kKeyTiles * (kPartial + 32) + 16 * kLowerPitch;
+    static constexpr int kBytes = 8 * kDoubles;
+    enum Matrix { kInverse, kFirstOfC, kSecondOfC, kSecondOfFirst };
+
+    static KGEN_DEVICE double* slot(int number) { return dynamic_smem<double>() + number * kSlot; }
+    static KGEN_DEVICE double* read(int number, int which) { return slot(number) + which * kRead; }
+    static KGEN_DEVICE double* update(int number, int which) { return read(number, kReads) + which * kUpdate; }
+    static KGEN_DEVICE double* decay(int number) { return update(number, 2); }
+    static KGEN_DEVICE double* matrix(int number, int which) { return decay(number) + kKeys + which * kMatrix; }
+    // The element for a step of the result and one of the operand.
+    static KGEN_DEVICE int place(int result, int operand) { return 16 * result + (operand ^ 8 * (result & 1)); }
+
+    static KGEN_DEVICE double* partial(int tile) { return slot(2) + tile * kPartial; }
+    static KGEN_DEVICE double* diagonal(int tile) { return partial(kKeyTiles) + 32 * tile; }
+    static KGEN_DEVICE double* lower() { return diagonal(kKeyTiles); }
+};
+
+template <class Config, bool Back>
+class F64Producer {
+    using Value = typename Config::Value;
+    using W = typename Config::W;
+    using Tiles = F64Tiles<Config::kK, Back>;
+    using Both = double[2][4];  // of a lane: [step g or 15 - g][key]
+    static constexpr int kRowWarps = Config::kRowWarps, kThreads = kRowWarps * kWarpSize;
+    static constexpr int kPerWarp = ceil_div(Tiles::kKeyTiles, kRowWarps);  // tiles of 16 keys
+    static constexpr int kReaders = Tiles::kReaders;
+    // Inputs of a lane as they are in memory, so that their loads can be on their way.
+    template <class T>
+    struct Raw {
+        Vec<T, 4> of[2];
+
+        KGEN_DEVICE void load(const StepPointer<T>& rows, i64 begin, i64 steps, int key) {
+            constexpr int kEach = min(Config::kVec, min(4, static_cast<int>(16 / sizeof(T))));
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const i64 step = begin + own_step(i);
+                of[i] = {};
+#pragma unroll
+                for (int x = 0; x < 4; x += kEach) {
+                    if (step >= steps || key + x >= Config::kK) continue;
+                    const auto some = load_vec<kEach>(rows.first + step * rows.stride + key + x);
+#pragma unroll
+                    for (int y = 0; y < kEach; ++y) of[i][x + y] = some[y];
+                }
+            }
+        }
+        KGEN_DEVICE void widen(Both& to) const {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) to[i / 4][i % 4] = to_float(of[i / 4][i % 4]);
+        }
+    };
+    struct RawTile {
+        Raw<Value> r, k, a, b;
+        Raw<W> w;
+    };
+
+public:
+    // warp: of the producers.
+    KGEN_DEVICE explicit F64Producer(int warp) : warp_(warp) {}
+
+    // Starts the loads of a chunk.
+    template <class Tensors>
+    KGEN_DEVICE void load(const Tensors& x, i64 begin) {
+        left_ = x.steps - begin;
+#pragma unroll
+        for (int n = 0; n < kPerWarp; ++n) {
+            const int key = 16 * (warp_ + n * kRowWarps) + 4 * mma_lane().q;
+            if constexpr (Back) raw_[n].r.load(x.r, begin, x.steps, key);
+            raw_[n].k.load(x.k, begin, x.steps, key);
+            raw_[n].a.load(x.a, begin, x.steps, key);
+            raw_[n].b.load(x.b, begin, x.steps, key);
+            raw_[n].w.load(x.w, begin, x.steps, key);
+        }
+    }
+
+    // Puts the chunk that was loaded into a slot, and starts the loads of the next one.
+    template <class Tensors>
+    KGEN_DEVICE void put(const Tensors& x, int slot, i64 next) {
+        const i64 left = left_;
+#pragma unroll
+        for (int n = 0; n < kPerWarp; ++n) {
+            const int tile = warp_ + n * kRowWarps;
+            if (tile < Tiles::kKeyTiles) put_tile(raw_[n], tile, slot, left);
+        }
+        load(x, next);
+        named_barrier_sync(1, kThreads);
+        put_scores(slot);
+        named_barrier_sync(1, kThreads);
+        if (warp_ == 0) put_inverse(slot);
+    }
+
+private:
+    static KGEN_DEVICE int own_step(int i) { return i == 0 ? mma_lane().g : 15 - mma_lane().g; }
+    // Whether step g is late in blocks of 2 << level steps; 15 - g is not, then.
+    static KGEN_DEVICE bool is_late(int level) { return (mma_lane().g >> level & 1) != 0; }
+
+    KGEN_DEVICE void put_tile(const RawTile& raw, int tile, int slot, i64 left) const {
+        Both a, r = {}, k, b, product, other;
+        raw.a.widen(a);
+        raw.k.widen(k);
+        raw.b.widen(b);
+        if constexpr (Back) {
+            raw.r.widen(r);
+            put_diagonal(r, k, b, tile);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                const bool there = own_step(i) < left && 16 * tile + 4 * mma_lane().q + x < Config::kK;
+                const float d = there ? decay_and_slope<Config::kForm>(to_float(raw.w.of[i][x])).decay : 1.0f;
+                if constexpr (Back) r[i][x] *= d;
+                other[i][x] = shfl_xor(d, 4);
+                product[i][x] = d;
+            }
+        put_level(a, r, k, b, tile, 0);
+        apply(a, r, k, b, other, 0);
+        put_level(a, r, k, b, tile, 1);
+        extend(product, other, 8);
+        apply(a, r, k, b, other, 1);
+        put_level(a, r, k, b, tile, 2);
+        extend(product, other, 16);
+        apply(a, r, k, b, other, 2);
+        put_level(a, r, k, b, tile, 3);
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+            product[0][x] *= other[0][x];
+            product[1][x] *= other[1][x];
+            a[1][x] *= product[0][x];
+            r[1][x] *= product[0][x];
+            k[0][x] *= product[1][x];
+            b[0][x] *= product[1][x];
+        }
+        const int key = 16 * tile + 4 * mma_lane().q;
+        if (mma_lane().g == 0) {
+            double all[4];
+#pragma unroll
+            for (int x = 0; x < 4; ++x) all[x] = product[0][x] * product[1][x];
+            put_four(Tiles::decay(slot) + key, all);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int of_read = own_step(i) * Tiles::kReadPitch + key;
+            const int of_update = own_step(i) * Tiles::kUpdatePitch + key;
+            if constexpr (Back) {
+                put_four(Tiles::read(slot, 0) + of_read, b[i]);
+                put_four(Tiles::read(slot, 1) + of_read, k[i]);
+                put_four(Tiles::update(slot, 0) + of_update, r[i]);
+                put_four(Tiles::update(slot, 1) + of_update, a[i]);
+            } else {
+                put_four(Tiles::read(slot, 0) + of_read, a[i]);
+                put_four(Tiles::update(slot, 0) + of_update, k[i]);
+                put_four(Tiles::update(slot, 1) + of_update, b[i]);
+            }
+        }
+    }
+    static KGEN_DEVICE void put_four(double* to, const double (&x)[4]) {
+        reinterpret_cast<DoublePair*>(to)[0] = {x[0], x[1]};
+        reinterpret_cast<DoublePair*>(to)[1] = {x[2], x[3]};
+    }
+
+    // The decays of the sibling of a step's block of 4 or 8 steps; product: those of the block.
+    static KGEN_DEVICE void extend(Both& product, Both& other, int lanes) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            double& all = product[i / 4][i % 4];
+            all *= other[i / 4][i % 4];
+            other[i / 4][i % 4] = shfl_xor(all, lanes);
+        }
+    }
+    // The decays of the other half of a block: for readers of the late half, writers of the early one.
+    static KGEN_DEVICE void apply(Both& a, Both& r, Both& k, Both& b, const Both& other, int level) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                const bool late = is_late(level) == (i == 0);
+                const double of_readers = late ? other[i][x] : 1.0, of_writers = late ? 1.0 : other[i][x];
+                a[i][x] *= of_readers;
+                if constexpr (Back) r[i][x] *= of_readers;
+                k[i][x] *= of_writers;
+                b[i][x] *= of_writers;
+            }
+    }
+
+    // Scores of a level, of 16 keys: rows g are writers b, g + 8 writers k.
+    static KGEN_DEVICE void put_level(const Both& a, const Both& r, const Both& k, const Both& b, int tile,
+                                      int level) {
+        const bool late = is_late(level);
+        double writers[8], readers[kReaders][4];
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+            writers[2 * x] = late ? b[1][x] : b[0][x];
+            writers[2 * x + 1] = late ? k[1][x] : k[0][x];
+            readers[0][x] = late ? a[0][x] : a[1][x];
+            if constexpr (Back) readers[kReaders - 1][x] = late ? r[0][x] : r[1][x];
+        }
+#pragma unroll
+        for (int n = 0; n < kReaders; ++n) {
+            double sums[4] = {};
+            mma_f64(sums, writers, readers[n]);
+            DoublePair* to =
+                reinterpret_cast<DoublePair*>(Tiles::partial(tile)) + (level * kReaders + n) * 64 + lane_id();
+            to[0] = {sums[0], sums[1]};
+            to[32] = {sums[2], sums[3]};
+        }
+    }
+    static KGEN_DEVICE void put_diagonal(const Both& r, const Both& k, const Both& b, int tile) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            double rk = 0.0, rb = 0.0;
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                rk += r[i][x] * k[i][x];
+                rb += r[i][x] * b[i][x];
+            }
+#pragma unroll
+            for (int lanes = 1; lanes <= 2; lanes *= 2) {
+                rk += shfl_xor(rk, lanes);
+                rb += shfl_xor(rb, lanes);
+            }
+            if (mma_lane().q == 0) {
+                Tiles::diagonal(tile)[own_step(i)] = rb;
+                Tiles::diagonal(tile)[16 + own_step(i)] = rk;
+            }
+        }
+    }
+
+    // The sums over all keys; zero where nothing is read.
+    KGEN_DEVICE void put_scores(int slot) const {
+        for (int i = warp_ * kWarpSize + lane_id(); i < 256; i += kThreads) {
+            // 16 lanes have eight columns of two neighbouring rows, which lie in different banks.
+            const int t = (i & 7) + (i >> 1 & 8), s = (i >> 3 & 1) + (i >> 4 & 14), apart = t ^ s;
+            const int level = apart >= 8 ? 3 : apart >= 4 ? 2 : apart >= 2 ? 1 : 0;
+            const int row = min(s, 15 - s), column = min(t, 15 - t);
+            const double* from = Tiles::partial(0) + level * kReaders * 128 + (4 * row + column / 2) * 2 + column % 2;
+            double ab = 0.0, ak = 0.0, rb = 0.0, rk = 0.0;
+            if (s < t) {
+#pragma unroll
+                for (int tile = 0; tile < Tiles::kKeyTiles; ++tile, from += Tiles::kPartial) {
+                    ab += from[0];
+                    ak += from[64];
+                    if constexpr (Back) {
+                        rb += from[128];
+                        rk += from[192];
+                    }
+                }
+            } else if (Back && s == t) {
+#pragma unroll
+                for (int tile = 0; tile < Tiles::kKeyTiles; ++tile) {
+                    rb += Tiles::diagonal(tile)[t];
+                    rk += Tiles::diagonal(tile)[16 + t];
+                }
+            }
+            Tiles::lower()[Tiles::kLowerPitch * t + s] = ab;
+            if constexpr (Back) {
+                Tiles::matrix(slot, Tiles::kFirstOfC)[Tiles::place(s, t)] = rb;
+                Tiles::matrix(slot, Tiles::kSecondOfC)[Tiles::place(s, t)] = rk;
+                Tiles::matrix(slot, Tiles::kSecondOfFirst)[Tiles::place(s, t)] = ak;
+            } else {
+                Tiles::matrix(slot, Tiles::kFirstOfC)[Tiles::place(t, s)] = ak;
+            }
+        }
+    }
+
+    // A column of the inverse by each lane of the first 16.
+    static KGEN_DEVICE void put_inverse(int slot) {
+        const int column = lane_id() % 16;
+        const double* lower = Tiles::lower();
+        double found[16];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) found[i] = lower[Tiles::kLowerPitch * i + column];
+        // Each element that is complete is added to all later ones.
+#pragma unroll
+        for (int j = 1; j < 15; ++j)
+#pragma unroll
+            for (int i = j + 1; i < 16; ++i) found[i] += lower[Tiles::kLowerPitch * i + j] * found[j];
+        double* to = Tiles::matrix(slot, Tiles::kInverse);
+        if (lane_id() < 16)
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                const double x = i == column ? 1.0 : found[i];
+                to[Back ? Tiles::place(column, i) : Tiles::place(i, column)] = x;
+            }
+    }
+
+    int warp_;
+    i64 left_;
+    RawTile raw_[kPerWarp];
+};
+
+}  // namespace kgen::wkv7
