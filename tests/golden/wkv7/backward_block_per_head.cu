@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv7/backward_block_per_head.cu.jinja
-// config: block_per_head(split=4, tile=4, columns=64, tokens=8, stages=2, vec=8, chunk=16, key_split=8, keys=16)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
+// config: block_per_head(split=4, tile=1, columns=8, tokens=4, stages=1, vec=1, chunk=8, key_split=8, keys=8)
+// problem: K=100, V=72, dtype=fp32, w_dtype=fp32, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv7 backward, states in registers. All sums are in a fixed order.
 //
 //     wkv7_backward_columns  sa and the states before all chunks, forward in time; gsa, gv, the gradients of the
@@ -14,8 +14,8 @@
 
 namespace {
 
-using Value = kgen::bf16;
-using W = kgen::bf16;
+using Value = float;
+using W = float;
 using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::from_float;
 using kgen::i64;
@@ -26,18 +26,18 @@ using kgen::wkv7::step_pointer;
 struct Config {
     using Value = ::Value;
     using W = ::W;
-    static constexpr int kK = 64;
-    static constexpr int kV = 64;
-    static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;  // of w
+    static constexpr int kK = 100;
+    static constexpr int kV = 72;
+    static constexpr auto kForm = kgen::wkv7::DecayForm::log;  // of w
     static constexpr int kSplit = 4;      // threads that share a column of the state
-    static constexpr int kTile = 4;        // columns of a thread
-    static constexpr int kColumns = 64;  // columns of a block
-    static constexpr int kTokens = 8;    // steps per barrier
-    static constexpr int kStages = 2;    // buffers of kTokens steps in shared memory
-    static constexpr int kVec = 8;          // elements per copy
-    static constexpr int kSteps = 16;      // of a chunk
+    static constexpr int kTile = 1;        // columns of a thread
+    static constexpr int kColumns = 8;  // columns of a block
+    static constexpr int kTokens = 4;    // steps per barrier
+    static constexpr int kStages = 1;    // buffers of kTokens steps in shared memory
+    static constexpr int kVec = 1;          // elements per copy
+    static constexpr int kSteps = 8;      // of a chunk
     static constexpr int kKeySplit = 8;  // threads that share a key of wkv7_backward_rows
-    static constexpr int kKeys = 16;           // keys of a block of it
+    static constexpr int kKeys = 8;           // keys of a block of it
 };
 
 constexpr int kSize = Config::kK * Config::kV;

@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv7/backward_chunk_rows.cu.jinja
-// config: chunk_rows(split=2, tile=1, columns=16, tokens=4, stages=1, vec=2, chunk=32, chunk_warps=4, chunk_blocks=1)
+// config: chunk_rows(split=2, tile=1, columns=64, tokens=4, stages=1, vec=2, chunk=32, chunk_warps=4, chunk_blocks=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward, columns of the states in registers, then tensor cores. All sums are in a fixed order.
 //
@@ -31,7 +31,7 @@ struct Config {
     static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;  // of w
     static constexpr int kSplit = 2;      // threads that share a column of the state
     static constexpr int kTile = 1;        // columns of a thread
-    static constexpr int kColumns = 16;  // columns of a block
+    static constexpr int kColumns = 64;  // columns of a block
     static constexpr int kTokens = 4;    // steps per barrier
     static constexpr int kStages = 1;    // buffers of kTokens steps in shared memory
     static constexpr int kVec = 2;          // elements per copy

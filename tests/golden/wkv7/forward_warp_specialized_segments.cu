@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv7/forward_warp_specialized_segments.cu.jinja
-// config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, row_copies=1, quotients=1, segments=8, state_warps=8)
+// config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, quotients=1, segments=8, state_warps=8, warpgroups=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 forward for few heads: as forward_warp_specialized, with segments of T side by side; bf16.
 //
@@ -10,6 +10,7 @@
 // Formulas, shared memory and barriers: kgen/wkv7/specialized_loop.cuh, kgen/wkv7/segments.cuh. With `warpgroups` the
 // last kernel has the loop of forward_warpgroups (kgen/wkv7/group_loop.cuh), for sm_90a.
 #include "kgen/primitives/registers.cuh"
+#include "kgen/wkv7/group_loop.cuh"
 #include "kgen/wkv7/segments.cuh"
 #include "kgen/wkv7/specialized_loop.cuh"
 
@@ -41,10 +42,10 @@ struct ConfigOf {
     static constexpr bool kRowCopies = RowCopies;  // whether warps copy rows for each other
 };
 
-using Config = ConfigOf<4, 1 != 0>;
+using Config = ConfigOf<4, 0 != 0>;
 using OutputPass = kgen::wkv7::ByQuotients<kgen::wkv7::ForwardOutputs>;
 using StatePass = kgen::wkv7::ByQuotients<kgen::wkv7::ForwardStates>;
-using Loop = kgen::wkv7::SpecializedLoop<Config, OutputPass>;
+using Loop = kgen::wkv7::GroupLoop<Config>;
 using StateLoop = kgen::wkv7::SpecializedLoop<ConfigOf<kStateWarps>, StatePass>;
 using Columns = kgen::wkv7::SegmentColumns<Config::kK, kV>;
 
