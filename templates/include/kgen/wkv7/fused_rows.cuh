@@ -1,0 +1,220 @@
+// The warpgroups of fused_loop.cuh that compute gr and ga (Late), and gb and gk, of a chunk of 32 steps of wkv7.
+//
+// With E = [R; A], F = [B; K], Y = [gy; gsa], Z = [sa; v], S the state before the chunk, X = diag(P_32) G, and D = Y Z^T
+// where R reads its own and earlier steps, A earlier ones:
+//
+//     [gR; gA] = Y S^T + D F        gr_t = scale P_t gR_t     ga_t = P_{t-1} gA_t
+//     [gB; gK] = Z X^T + D^T E      gb_t = gB_t / P_t         gk_t = gK_t / P_t
+//
+// Each warpgroup computes D, or its transpose, for itself: accumulators become operands A. A warp has eight steps. All
+// operands have two terms, but for gy and v, which are bf16.
+//
+// Shared memory, barriers: fused_tiles.cuh.
+#pragma once
+
+#include "kgen/chunked/chunk_attention.cuh"
+#include "kgen/primitives/bulk_copy.cuh"
+#include "kgen/primitives/registers.cuh"
+#include "kgen/primitives/split_bf16.cuh"
+#include "kgen/wkv7/fused_tensors.cuh"
+#include "kgen/wkv7/fused_tiles.cuh"
+
+namespace kgen::wkv7 {
+
+template <class Tensors, bool Late>
+class FusedRows {
+    using Tiles = FusedTiles;
+    using Operand = Tiles::PairOperand;
+    static constexpr int kPairs = Tiles::kPairs;
+
+public:
+    KGEN_DEVICE FusedRows(const Tiles& tiles, int warp, const Tensors& x) : tiles_(tiles), warp_(warp), x_(x) {}
+
+    // S before a chunk, transposed, to shared memory. A warp has 16 keys.
+    KGEN_DEVICE void put_state(i64 number) const {
+        const int lane = opaque(lane_id()), column = 2 * (lane % 4), key = 16 * warp_ + lane / 4;
+        const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp_ + lane / 8 % 2;
+        bf16* to = tiles_.state() + Tiles::PairPanels::offset(row, piece);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            u32 words[4], low[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int its_key = key + i % 2 * 8, its_column = column + 16 * t + i / 2 * 8;
+                float two[2] = {};
+                if (its_key < Tensors::kK && its_column < Tensors::kV) {
+                    if constexpr (Tensors::kVec % 2 == 0) {
+                        x_.load_state(two, number, its_key, its_column);
+                    } else {
+                        float one[1];
+                        x_.load_state(one, number, its_key, its_column);
+                        two[0] = one[0];
+                        if (its_column + 1 < Tensors::kV) {
+                            x_.load_state(one, number, its_key, its_column + 1);
+                            two[1] = one[0];
+                        }
+                    }
+                }
+                u32 terms[2];
+                split_bf16(two[0], two[1], terms);
+                words[i] = terms[0];
+                low[i] = terms[1];
+            }
+            stmatrix_transposed(words, to + 16 * 64 * t);
+            stmatrix_transposed(low, to + 16 * 64 * t + kPairs);
+        }
+        fence_proxy_async();
+    }
+
+    // What the steps have of the state, or of X, and D. Then neither is read any more, nor are Y and Z.
+    KGEN_DEVICE void read(int chunk, float (&sums)[8][4], u32 (&scores)[4][4], u32 (&low_scores)[4][4]) const {
+        const int lane = opaque(lane_id());
+        const bf16* its = (Late ? tiles_.y(chunk) : tiles_.z(chunk)) + 64 * 16 * warp_;
+        const bf16* its_low = (Late ? tiles_.low_y() : tiles_.low_z()) + 64 * 16 * warp_;
+        u32 own[4][4], low[4][4];
+        const PanelRows rows(its, lane), low_rows(its_low, lane);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            rows.read(own[t], t);
+            low_rows.read(low[t], t);
+        }
+        float products[8][4];
+#pragma unroll
+        for (int i = 0; i < 32; ++i) products[i / 4][i % 4] = sums[i / 4][i % 4] = 0.0f;
+        const Operand other(Late ? tiles_.z(chunk) : tiles_.y(chunk), 0, 0);
+        const Operand low_other(Late ? tiles_.low_z() : tiles_.low_y(), 0, 0);
+        const bf16* state = Late ? tiles_.state() : tiles_.x();
+        wgmma_fence(products, sums, own, low);
+        multiply<Major::K>(products, own, low, other, low_other);
+        wgmma_commit();
+        multiply<Late ? Major::MN : Major::K>(sums, own, low, Operand(state, 0, 0), Operand(state + kPairs, 0, 0));
+        wgmma_commit();
+        wgmma_wait<1>(products);
+        // The step of row g, and of column 0 of a lane's first tile.
+        const int distance = 8 * warp_ + lane / 4 - 2 * (lane % 4);
+#pragma unroll
+        for (int t = 0; t < 4; ++t)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                // Rows of the second kind are i % 2 == 1, columns of the second kind i / 2 == 1.
+                float two[2];
+#pragma unroll
+                for (int x = 0; x < 2; ++x) {
+                    const int later = Late ? distance - 8 * t - x : 8 * t + x - distance;
+                    const bool strict = Late ? i % 2 == 1 : i / 2 == 1;  // A reads earlier steps alone
+                    const bool is_read = later >= (strict ? 1 : 0);
+                    two[x] = is_read ? products[2 * t + i / 2][i % 2 * 2 + x] : 0.0f;
+                }
+                u32 terms[2];
+                split_bf16(two[0], two[1], terms);
+                scores[t][i] = terms[0];
+                low_scores[t][i] = terms[1];
+            }
+        wgmma_wait<0>(sums, own, low);
+    }
+
+    // What they have of the chunk's steps.
+    KGEN_DEVICE void add_steps(int slot, float (&sums)[8][4], u32 (&scores)[4][4], u32 (&low_scores)[4][4]) const {
+        const bf16* rows = Late ? tiles_.early_rows(slot) : tiles_.late_rows(slot);
+        wgmma_fence(sums, scores, low_scores);
+        multiply<Major::MN>(sums, scores, low_scores, Operand(rows, 0, 0), Operand(rows + kPairs, 0, 0));
+        wgmma_commit();
+        wgmma_wait<0>(sums, scores, low_scores);
+    }
+
+    // The gradients, as pairs, of a lane's tiles; products with their rows go to shared memory.
+    KGEN_DEVICE void finish(int chunk, int slot, const float (&sums)[8][4], u32 (&first)[8], u32 (&second)[8]) const {
+        const int rank = opaque(lane_id());
+        const MmaLane lane{rank / 4, rank % 4};
+        const int step = 8 * warp_ + lane.g, column = 2 * lane.q;
+        const bf16* own = (Late ? tiles_.late_rows(slot) : tiles_.early_rows(slot)) + 64 * 16 * warp_;
+        const PanelRows rows(own, rank), low_rows(own + kPairs, rank);
+        const float* const products = tiles_.products(chunk);
+        float* const of_first = Late ? tiles_.of_r() : tiles_.of_early();
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            u32 high[4], low[4];
+            rows.read(high, t);
+            low_rows.read(low, t);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const int tile = 2 * t + n, key = 8 * tile + column;
+                const f32x2 one = sum(high[2 * n], low[2 * n]), two = sum(high[2 * n + 1], low[2 * n + 1]);
+                const float(&of)[4] = sums[tile];
+                const auto p = *reinterpret_cast<const Vec<float, 2>*>(products + Tiles::float_place(step + 1, key));
+                const int place = Tiles::float_place(step, key);
+                if constexpr (Late) {
+                    const auto q = *reinterpret_cast<const Vec<float, 2>*>(products + place);
+                    *reinterpret_cast<Vec<float, 2>*>(of_first + place) = {{one.x * of[0], one.y * of[1]}};
+                    *reinterpret_cast<Vec<float, 2>*>(tiles_.of_a() + place) = {{two.x * of[2], two.y * of[3]}};
+                    first[tile] = pack2<bf16>(of[0] * (x_.scale * p[0]), of[1] * (x_.scale * p[1]));
+                    second[tile] = pack2<bf16>(of[2] * q[0], of[3] * q[1]);
+                } else {
+                    *reinterpret_cast<Vec<float, 2>*>(of_first + place) = {
+                        {fma(two.x, of[2], one.x * of[0]), fma(two.y, of[3], one.y * of[1])}};
+                    const float x = fast_reciprocal(p[0]), y = fast_reciprocal(p[1]);
+                    first[tile] = pack2<bf16>(of[0] * x, of[1] * y);
+                    second[tile] = pack2<bf16>(of[2] * x, of[3] * y);
+                }
+            }
+        }
+    }
+
+    // Gradients of a chunk of `left` steps from step `begin` on.
+    KGEN_DEVICE void write(const Rows<bf16>& to, const u32 (&pairs)[8], i64 begin, int left) const {
+        const int rank = opaque(lane_id());
+        const MmaLane lane{rank / 4, rank % 4};
+        const int step = 8 * warp_ + lane.g;
+        bf16* const row = to.at(begin + step);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            if constexpr (Tensors::kVec % 4 == 0) {
+                const Vec<u32, 2> quad = quad_of_pairs(pairs[2 * t], pairs[2 * t + 1]);
+                const int column = 16 * t + column_of_quad();
+                if (step < left && column < Tensors::kK) *reinterpret_cast<Vec<u32, 2>*>(row + column) = quad;
+            } else {
+#pragma unroll
+                for (int n = 0; n < 2; ++n)
+                    store_pair<bf16>(row, 16 * t + 8 * n + 2 * lane.q, pairs[2 * t + n], step < left);
+            }
+        }
+    }
+
+    template <class T>
+    static KGEN_DEVICE void store_pair(T* row, int column, u32 pair, bool there) {
+        if (!there) return;
+        if constexpr (Tensors::kVec % 2 == 0) {
+            if (column < Tensors::kK) *reinterpret_cast<u32*>(row + column) = pair;
+        } else {
+            const auto two = bit_cast<Vec<T, 2>>(pair);
+#pragma unroll
+            for (int x = 0; x < 2; ++x)
+                if (column + x < Tensors::kK) row[column + x] = two[x];
+        }
+    }
+
+private:
+    // sums += x y, of two terms each.
+    template <Major M>
+    static KGEN_DEVICE void multiply(float (&sums)[8][4], const u32 (&x)[4][4], const u32 (&low_x)[4][4], const Operand& y,
+                                     const Operand& low_y) {
+        const auto at = [](const Operand& of, int t) { return M == Major::K ? of.at(0, 16 * t) : of.at(16 * t, 0); };
+#pragma unroll
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, M>(sums, low_x[t], at(y, t));
+#pragma unroll
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, M>(sums, x[t], at(low_y, t));
+#pragma unroll
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, M>(sums, x[t], at(y, t));
+    }
+
+    static KGEN_DEVICE f32x2 sum(u32 high, u32 low) {
+        const f32x2 x = unpack2<bf16>(high), y = unpack2<bf16>(low);
+        return {x.x + y.x, x.y + y.y};
+    }
+
+    Tiles tiles_;
+    int warp_;
+    const Tensors& x_;
+};
+
+}  // namespace kgen::wkv7
