@@ -109,11 +109,11 @@ public:
         const Tiles::StepOperand low_scores(tiles_.scores(Tiles::kScoreRLow), 0, 0);
         wgmma_fence(sums, of_x, of_low, gy);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, of_low[t], rows.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kX) wgmma_m64k16<64, Major::K>(sums, of_low[t], rows.at(0, 16 * t));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, of_x[t], rest.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kFLow) wgmma_m64k16<64, Major::K>(sums, of_x[t], rest.at(0, 16 * t));
 #pragma unroll
-        for (int t = 0; t < 2; ++t) wgmma_m64k16<64, Major::MN>(sums, gy[t], low_scores.at(16 * t, 0));
+        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kMLow) wgmma_m64k16<64, Major::MN>(sums, gy[t], low_scores.at(16 * t, 0));
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, of_x[t], rows.at(0, 16 * t));
 #pragma unroll
@@ -133,9 +133,9 @@ public:
         const Tiles::StepOperand inverse(tiles_.scores(Tiles::kInverse), 0, 0);
         wgmma_fence(solved, u, low_u);
 #pragma unroll
-        for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(solved, low_u[t], inverse.at(16 * t, 0));
+        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kULow) wgmma_m64k16<32, Major::MN>(solved, low_u[t], inverse.at(16 * t, 0));
 #pragma unroll
-        for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(solved, u[t], inverse.at(16 * t, 32));
+        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kTLow) wgmma_m64k16<32, Major::MN>(solved, u[t], inverse.at(16 * t, 32));
 #pragma unroll
         for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(solved, u[t], inverse.at(16 * t, 0));
         wgmma_commit();
@@ -175,13 +175,13 @@ public:
         const Tiles::PairOperand rows(tiles_.late_rows(slot), 0, 0), rest(tiles_.late_rows(slot) + Tiles::kPairs, 0, 0);
         wgmma_fence(gv, g_, of_steps, low_steps, pairs, low_pairs);
 #pragma unroll
-        for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(gv, low_steps[t], scores.at(16 * t, 0));
+        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kGvLow & Tiles::kGsaLow) wgmma_m64k16<32, Major::MN>(gv, low_steps[t], scores.at(16 * t, 0));
 #pragma unroll
-        for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(gv, of_steps[t], scores.at(16 * t, 32));
+        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kGvLow) wgmma_m64k16<32, Major::MN>(gv, of_steps[t], scores.at(16 * t, 32));
 #pragma unroll
         for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(gv, of_steps[t], scores.at(16 * t, 0));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN>(g_, low_pairs[t], rows.at(16 * t, 0));
+        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kGsaLow) wgmma_m64k16<64, Major::MN>(g_, low_pairs[t], rows.at(16 * t, 0));
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN>(g_, pairs[t], rest.at(16 * t, 0));
 #pragma unroll

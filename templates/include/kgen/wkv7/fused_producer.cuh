@@ -51,6 +51,7 @@ public:
         const int rank = kWarpSize * warp + lane_id();
         u32* scores = reinterpret_cast<u32*>(tiles.scores(0));  // those of steps with later ones stay zero
         for (int i = rank; i < 2 * Tiles::kSteps; i += 4 * kWarpSize) scores[i] = 0;
+        for (int i = rank; i < 3 * Tiles::kBlock; i += 4 * kWarpSize) tiles.triangle(0)[i] = 0.0f;
         u32* low = reinterpret_cast<u32*>(tiles.low_y());
         for (int i = rank; i < Tiles::kPairs; i += 4 * kWarpSize) low[i] = 0;
         if (rank < Tiles::kColumns) tiles.products(0)[rank] = tiles.products(1)[rank] = 1.0f;
@@ -148,9 +149,9 @@ public:
         const Tiles::PairOperand early(tiles_.early_rows(slot), 0, 0), rest(tiles_.early_rows(slot) + Tiles::kPairs, 0, 0);
         wgmma_fence(sums, x, low);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, low[t], early.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kEFLow) wgmma_m64k16<64, Major::K>(sums, low[t], early.at(0, 16 * t));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, x[t], rest.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kEFLow) wgmma_m64k16<64, Major::K>(sums, x[t], rest.at(0, 16 * t));
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, x[t], early.at(0, 16 * t));
         wgmma_commit();

@@ -85,9 +85,9 @@ public:
         const Operand low_other(Late ? tiles_.low_z() : tiles_.low_y(), 0, 0);
         const bf16* state = Late ? tiles_.state() : tiles_.x();
         wgmma_fence(products, sums, own, low);
-        multiply<Major::K>(products, own, low, other, low_other);
+        multiply<Major::K, Tiles::kDIn, Tiles::kDIn>(products, own, low, other, low_other);
         wgmma_commit();
-        multiply<Late ? Major::MN : Major::K>(sums, own, low, Operand(state, 0, 0), Operand(state + kPairs, 0, 0));
+        multiply<Late ? Major::MN : Major::K, !Late || Tiles::kGsaLow>(sums, own, low, Operand(state, 0, 0), Operand(state + kPairs, 0, 0));
         wgmma_commit();
         wgmma_wait<1>(products);
         // The step of row g, and of column 0 of a lane's first tile.
@@ -117,7 +117,7 @@ public:
     KGEN_DEVICE void add_steps(int slot, float (&sums)[8][4], u32 (&scores)[4][4], u32 (&low_scores)[4][4]) const {
         const bf16* rows = Late ? tiles_.early_rows(slot) : tiles_.late_rows(slot);
         wgmma_fence(sums, scores, low_scores);
-        multiply<Major::MN>(sums, scores, low_scores, Operand(rows, 0, 0), Operand(rows + kPairs, 0, 0));
+        multiply<Major::MN, Tiles::kDLow>(sums, scores, low_scores, Operand(rows, 0, 0), Operand(rows + kPairs, 0, 0));
         wgmma_commit();
         wgmma_wait<0>(sums, scores, low_scores);
     }
@@ -195,14 +195,14 @@ public:
 
 private:
     // sums += x y, of two terms each.
-    template <Major M>
+    template <Major M, bool LowX = true, bool LowY = true>
     static KGEN_DEVICE void multiply(float (&sums)[8][4], const u32 (&x)[4][4], const u32 (&low_x)[4][4], const Operand& y,
                                      const Operand& low_y) {
         const auto at = [](const Operand& of, int t) { return M == Major::K ? of.at(0, 16 * t) : of.at(16 * t, 0); };
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, M>(sums, low_x[t], at(y, t));
+        for (int t = 0; t < 4; ++t) if constexpr (LowX) wgmma_m64k16<64, M>(sums, low_x[t], at(y, t));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, M>(sums, x[t], at(low_y, t));
+        for (int t = 0; t < 4; ++t) if constexpr (LowY) wgmma_m64k16<64, M>(sums, x[t], at(low_y, t));
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, M>(sums, x[t], at(y, t));
     }

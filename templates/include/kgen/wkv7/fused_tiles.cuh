@@ -26,6 +26,18 @@
 //     float ends[2][4][64]           sums of S * G before a chunk: a part of each warp
 //     float sums[4][32][4]           of each warp of the running sums
 #pragma once
+#ifndef FX
+#define FX 1
+#define FF 1
+#define FU 1
+#define FT 1
+#define FM 1
+#define FS 1
+#define FG 1
+#define FD 1
+#define FE 1
+#define FV 1
+#endif
 
 #include "kgen/primitives/wgmma.cuh"
 
@@ -51,6 +63,8 @@ struct FusedTiles {
     static constexpr int kSumsAt = kEndsAt + 8 * kColumns, kFloats = kSumsAt + 4 * 2 * kColumns;
     static constexpr int kBytes = 2 * kFloatsAt + 4 * kFloats;
 
+    static constexpr int kX = FX, kFLow = FF, kULow = FU, kTLow = FT, kMLow = FM, kEFLow = FS, kGsaLow = FG, kDIn = FD,
+                         kDLow = FE, kGvLow = FV;
     bf16* first;
 
     // The row of a pair panel that has a step of its first or second tensor.
