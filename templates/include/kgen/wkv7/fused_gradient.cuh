@@ -41,7 +41,7 @@ public:
     }
 
     // X, and sa of a chunk from step `first` on, to shared memory. Nothing reads those of the chunk after any more.
-    KGEN_DEVICE void begin(int chunk, i64 first, u32 (&x)[4][4], u32 (&low)[4][4]) {
+    KGEN_DEVICE void begin(int chunk, i64 first) {
         const int lane = opaque(lane_id());
         const float* decay = tiles_.products(chunk) + Tiles::float_place(kChunk, 0);
 #pragma unroll
@@ -54,9 +54,10 @@ public:
         bf16* to = tiles_.x() + Tiles::PairPanels::offset(row, piece);
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-            split(x[t], low[t], g_[2 * t], g_[2 * t + 1]);
-            stmatrix_transposed(x[t], to + 16 * 64 * t);
-            stmatrix_transposed(low[t], to + 16 * 64 * t + Tiles::kPairs);
+            u32 x[4], low[4];
+            split(x, low, g_[2 * t], g_[2 * t + 1]);
+            stmatrix_transposed(x, to + 16 * 64 * t);
+            stmatrix_transposed(low, to + 16 * 64 * t + Tiles::kPairs);
         }
         const int left = static_cast<int>(min(x_.steps - first, i64{kChunk}));
         const int thread = kWarpSize * warp_ + lane;
@@ -84,42 +85,38 @@ public:
             *reinterpret_cast<Vec<u32, 2>*>(low_z + place) = {{first_two[1], second_two[1]}};
         }
         fence_proxy_async();
+        named_barrier_sync(kFusedGradient, 128);
     }
 
     // gsa, to shared memory; and gv but for what it has of gsa.
-    KGEN_DEVICE void solve(int chunk, int slot, const u32 (&x)[4][4], const u32 (&low)[4][4], u32 (&gy)[2][4],
-                           u32 (&gsa)[4][2], u32 (&low_gsa)[4][2], float (&gv)[4][4]) {
+    KGEN_DEVICE void solve(int chunk, int slot, u32 (&gsa)[2][4], u32 (&low_gsa)[2][4], float (&gv)[4][4]) const {
         const int lane = opaque(lane_id());
         const bf16* values = tiles_.y(chunk) + Tiles::PairPanels::offset(lane % 8 + lane / 16 * 16,
                                                                         2 * warp_ + lane / 8 % 2);
+        u32 gy[2][4];
 #pragma unroll
         for (int t = 0; t < 2; ++t) ldmatrix<4, true>(gy[t], values + 32 * 64 * t);
-        u32 of_x[4][4], of_low[4][4];
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            of_x[i / 4][i % 4] = x[i / 4][i % 4];
-            of_low[i / 4][i % 4] = low[i / 4][i % 4];
-        }
         float sums[8][4];
 #pragma unroll
         for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = 0.0f;
+        const Tiles::PairOperand x(tiles_.x(), 0, 0), low_x(tiles_.x() + Tiles::kPairs, 0, 0);
         const Tiles::PairOperand rows(tiles_.early_rows(slot), 0, 0);
         const Tiles::PairOperand rest(tiles_.early_rows(slot) + Tiles::kPairs, 0, 0);
         const Tiles::StepOperand scores(tiles_.scores(Tiles::kScoreR), 0, 0);
         const Tiles::StepOperand low_scores(tiles_.scores(Tiles::kScoreRLow), 0, 0);
-        wgmma_fence(sums, of_x, of_low, gy);
+        wgmma_fence(sums, gy);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kX) wgmma_m64k16<64, Major::K>(sums, of_low[t], rows.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kX) wgmma_m64k16<64, Major::MN, Major::K>(sums, low_x.at(16 * t, 0), rows.at(0, 16 * t));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kFLow) wgmma_m64k16<64, Major::K>(sums, of_x[t], rest.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kFLow) wgmma_m64k16<64, Major::MN, Major::K>(sums, x.at(16 * t, 0), rest.at(0, 16 * t));
 #pragma unroll
         for (int t = 0; t < 2; ++t) if constexpr (Tiles::kMLow) wgmma_m64k16<64, Major::MN>(sums, gy[t], low_scores.at(16 * t, 0));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, of_x[t], rows.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::K>(sums, x.at(16 * t, 0), rows.at(0, 16 * t));
 #pragma unroll
         for (int t = 0; t < 2; ++t) wgmma_m64k16<64, Major::MN>(sums, gy[t], scores.at(16 * t, 0));
         wgmma_commit();
-        wgmma_wait<0>(sums, of_x, of_low, gy);
+        wgmma_wait<0>(sums, gy);
 
         u32 u[2][4], low_u[2][4];
         float solved[4][4];
@@ -145,49 +142,34 @@ public:
         const int place = Tiles::PairPanels::offset(row, piece);
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
-            u32 words[4], rest_of[4];
-            split(words, rest_of, solved[2 * t], solved[2 * t + 1]);
-            stmatrix_transposed(words, tiles_.y(chunk) + place + 32 * 64 * t);
-            stmatrix_transposed(rest_of, tiles_.low_y() + place + 32 * 64 * t);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                gsa[2 * t + i / 2][i % 2] = words[i];
-                low_gsa[2 * t + i / 2][i % 2] = rest_of[i];
-            }
+            split(gsa[t], low_gsa[t], solved[2 * t], solved[2 * t + 1]);
+            stmatrix_transposed(gsa[t], tiles_.y(chunk) + place + 32 * 64 * t);
+            stmatrix_transposed(low_gsa[t], tiles_.low_y() + place + 32 * 64 * t);
         }
         fence_proxy_async();
+        named_barrier_sync(kFusedGradient, 128);
     }
 
     // gv, and G before the chunk.
-    KGEN_DEVICE void finish(int slot, const u32 (&gy)[2][4], const u32 (&gsa)[4][2], const u32 (&low_gsa)[4][2],
-                            float (&gv)[4][4]) {
-        u32 of_steps[2][4], low_steps[2][4], pairs[4][4], low_pairs[4][4];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            of_steps[i / 4][i % 4] = gsa[i / 2][i % 2];
-            low_steps[i / 4][i % 4] = low_gsa[i / 2][i % 2];
-            pairs[i / 2][i % 2] = gy[i / 4][i % 4];
-            pairs[i / 2][2 + i % 2] = gsa[i / 2][i % 2];
-            low_pairs[i / 2][i % 2] = 0;
-            low_pairs[i / 2][2 + i % 2] = low_gsa[i / 2][i % 2];
-        }
+    KGEN_DEVICE void finish(int chunk, int slot, u32 (&gsa)[2][4], u32 (&low_gsa)[2][4], float (&gv)[4][4]) {
+        const Tiles::PairOperand y(tiles_.y(chunk), 0, 0), low_y(tiles_.low_y(), 0, 0);
         const Tiles::StepOperand scores(tiles_.scores(Tiles::kScoreAK), 0, 0);
         const Tiles::PairOperand rows(tiles_.late_rows(slot), 0, 0), rest(tiles_.late_rows(slot) + Tiles::kPairs, 0, 0);
-        wgmma_fence(gv, g_, of_steps, low_steps, pairs, low_pairs);
+        wgmma_fence(gv, g_, gsa, low_gsa);
 #pragma unroll
-        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kGvLow & Tiles::kGsaLow) wgmma_m64k16<32, Major::MN>(gv, low_steps[t], scores.at(16 * t, 0));
+        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kGvLow & Tiles::kGsaLow) wgmma_m64k16<32, Major::MN>(gv, low_gsa[t], scores.at(16 * t, 0));
 #pragma unroll
-        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kGvLow) wgmma_m64k16<32, Major::MN>(gv, of_steps[t], scores.at(16 * t, 32));
+        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kGvLow) wgmma_m64k16<32, Major::MN>(gv, gsa[t], scores.at(16 * t, 32));
 #pragma unroll
-        for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(gv, of_steps[t], scores.at(16 * t, 0));
+        for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(gv, gsa[t], scores.at(16 * t, 0));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kGsaLow) wgmma_m64k16<64, Major::MN>(g_, low_pairs[t], rows.at(16 * t, 0));
+        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kGsaLow) wgmma_m64k16<64, Major::MN, Major::MN>(g_, low_y.at(16 * t, 0), rows.at(16 * t, 0));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN>(g_, pairs[t], rest.at(16 * t, 0));
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::MN>(g_, y.at(16 * t, 0), rest.at(16 * t, 0));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN>(g_, pairs[t], rows.at(16 * t, 0));
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::MN>(g_, y.at(16 * t, 0), rows.at(16 * t, 0));
         wgmma_commit();
-        wgmma_wait<0>(gv, g_, of_steps, low_steps, pairs, low_pairs);
+        wgmma_wait<0>(gv, g_, gsa, low_gsa);
     }
 
     KGEN_DEVICE void write(i64 first, float (&gv)[4][4], float& nonfinite) const {
@@ -252,9 +234,8 @@ private:
     static KGEN_DEVICE void add_half(float (&sums)[16], int upper) {
 #pragma unroll
         for (int m = 0; m < Count / 2; ++m) {
-            const float mine = upper ? sums[Count / 2 + m] : sums[m];
-            const float its = upper ? sums[m] : sums[Count / 2 + m];
-            sums[m] = mine + shfl_xor(its, Count);
+            const float first = sums[m], second = sums[Count / 2 + m];
+            sums[m] = (upper ? second : first) + shfl_xor(upper ? first : second, Count);
         }
     }
 

@@ -25,7 +25,8 @@
 namespace kgen::wkv7 {
 
 template <class Config, class State>
-struct FusedLoop : FusedTensors<Config, State> {
+class FusedLoop {
+public:
     using Tensors = FusedTensors<Config, State>;
     using Tiles = FusedTiles;
     static constexpr int kChunk = Tiles::kChunk, kThreads = 512;
@@ -33,38 +34,45 @@ struct FusedLoop : FusedTensors<Config, State> {
     static_assert(Config::kForm == DecayForm::clamp, "1 / P has a bound in this form alone");
     static_assert(Config::kK <= Tiles::kColumns && Config::kV <= Tiles::kColumns, "a panel has 64 columns");
 
-    KGEN_DEVICE void operator()() const {
-        const int chunks = static_cast<int>(ceil_div(this->steps, i64{kChunk})), group = warpgroup_rank();
-        if (chunks == 0) return;
+    // tensors_of(block): the Tensors of a block. Each warpgroup calls it for itself, with a number that is opaque: else
+    // addresses of all tensors would take registers in all warpgroups.
+    template <class TensorsOf>
+    static KGEN_DEVICE void run(TensorsOf tensors_of) {
+        const int group = warpgroup_rank();
         float nonfinite = 0.0f;  // becomes NaN if a result is not finite
         if (group == 0) {
-            produce(chunks);
+            produce(tensors_of(own_block()));
         } else if (group == 1) {
-            differentiate(chunks, nonfinite);
+            differentiate(tensors_of(own_block()), nonfinite);
         } else if (group == 2) {
-            compute_late(chunks);
+            compute_late(tensors_of(own_block()));
         } else {
-            compute_early(chunks, nonfinite);
+            compute_early(tensors_of(own_block()), nonfinite);
         }
-        if (block_any_nonfinite<kThreads / kWarpSize>(nonfinite)) this->template step_by_step<kThreads>();
+        if (block_any_nonfinite<kThreads / kWarpSize>(nonfinite))
+            tensors_of(own_block()).template step_by_step<kThreads>();
     }
 
 private:
     static KGEN_DEVICE Tiles tiles() { return {reinterpret_cast<bf16*>(align_panels(dynamic_smem<char>()))}; }
+    static KGEN_DEVICE int own_block() { return opaque(static_cast<int>(blockIdx.x)); }
+    static KGEN_DEVICE int chunks_of(const Tensors& x) { return static_cast<int>(ceil_div(x.steps, i64{kChunk})); }
     // The first step of a chunk, in the order of the loop; its steps.
     static KGEN_DEVICE i64 first(int chunk, int chunks) { return i64{chunks - 1 - chunk} * kChunk; }
-    KGEN_DEVICE int left(int chunk, int chunks) const {
-        return chunk == 0 ? static_cast<int>(this->steps - first(0, chunks)) : kChunk;
+    static KGEN_DEVICE int left(const Tensors& x, int chunk, int chunks) {
+        return chunk == 0 ? static_cast<int>(x.steps - first(0, chunks)) : kChunk;
     }
 
-    KGEN_DEVICE void produce(int chunks) const {
-        FusedProducer<Tensors, Config::kVec> producer(tiles(), warp_in_warpgroup(), *this, first(0, chunks));
-        producer.copy_rows(0, left(0, chunks));
+    static KGEN_DEVICE void produce(const Tensors& x) {
+        const int chunks = chunks_of(x);
+        if (chunks == 0) return;
+        FusedProducer<Tensors, Config::kVec> producer(tiles(), warp_in_warpgroup(), x, first(0, chunks));
+        producer.copy_rows(0, left(x, 0, chunks));
         cp_async_commit();
         int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
-            const int next = Tiles::next_slot(slot), steps = left(chunk, chunks);
+            const int next = Tiles::next_slot(slot), steps = left(x, chunk, chunks);
             if (chunk >= 2) named_barrier_sync(kFusedDone + (chunk & 1), 384);  // of the last chunk but one
             producer.copy_values(chunk, steps);
             cp_async_commit();
@@ -90,21 +98,23 @@ private:
         cp_async_wait<0>();
     }
 
-    KGEN_DEVICE void differentiate(int chunks, float& nonfinite) const {
-        FusedGradient<Tensors> gradient(tiles(), warp_in_warpgroup(), *this);
+    static KGEN_DEVICE void differentiate(const Tensors& x, float& nonfinite) {
+        const int chunks = chunks_of(x);
+        if (chunks == 0) return;
+        FusedGradient<Tensors> gradient(tiles(), warp_in_warpgroup(), x);
         int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
             const i64 begin = first(chunk, chunks);
-            u32 x[4][4], low[4][4], gy[2][4], gsa[4][2], low_gsa[4][2];
+            u32 gsa[2][4], low_gsa[2][4];
             float gv[4][4];
             named_barrier_sync(kFusedFull, 256);
             if (chunk > 0) named_barrier_sync(kFusedRead, 384);  // of the chunk before
-            gradient.begin(chunk, begin, x, low);
+            gradient.begin(chunk, begin);
             named_barrier_arrive<384>(kFusedBegun);
-            gradient.solve(chunk, slot, x, low, gy, gsa, low_gsa, gv);
+            gradient.solve(chunk, slot, gsa, low_gsa, gv);
             named_barrier_arrive<384>(kFusedSolved);
-            gradient.finish(slot, gy, gsa, low_gsa, gv);
+            gradient.finish(chunk, slot, gsa, low_gsa, gv);
             named_barrier_arrive<256>(kFusedConsumed);
             gradient.write(begin, gv, nonfinite);
             gradient.put_end(chunk, chunks - 1 - chunk);
@@ -114,8 +124,10 @@ private:
         named_barrier_sync(kFusedRead, 384);
     }
 
-    KGEN_DEVICE void compute_late(int chunks) const {
-        const FusedRows<Tensors, true> rows(tiles(), warp_in_warpgroup(), *this);
+    static KGEN_DEVICE void compute_late(const Tensors& x) {
+        const int chunks = chunks_of(x);
+        if (chunks == 0) return;
+        const FusedRows<Tensors, true> rows(tiles(), warp_in_warpgroup(), x);
         int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -129,18 +141,20 @@ private:
             rows.finish(chunk, slot, sums, first_pairs, second_pairs);
             named_barrier_arrive<384>(kFusedExchanged + (chunk & 1));
             named_barrier_arrive<384>(kFusedDone + (chunk & 1));
-            rows.write(this->gr, first_pairs, first(chunk, chunks), left(chunk, chunks));
-            rows.write(this->ga, second_pairs, first(chunk, chunks), left(chunk, chunks));
+            rows.write(x.gr, first_pairs, first(chunk, chunks), left(x, chunk, chunks));
+            rows.write(x.ga, second_pairs, first(chunk, chunks), left(x, chunk, chunks));
             slot = Tiles::next_slot(slot);
         }
         named_barrier_sync(kFusedSummed, 256);
     }
 
-    KGEN_DEVICE void compute_early(int chunks, float& nonfinite) const {
-        const FusedRows<Tensors, false> rows(tiles(), warp_in_warpgroup(), *this);
-        FusedSums<Tensors> running(tiles(), warp_in_warpgroup(), *this);
-        if (Config::kFinalState && this->gfinal != nullptr)
-            running.begin(chunks - 1, first(0, chunks), left(0, chunks));
+    static KGEN_DEVICE void compute_early(const Tensors& x, float& nonfinite) {
+        const int chunks = chunks_of(x);
+        if (chunks == 0) return;
+        const FusedRows<Tensors, false> rows(tiles(), warp_in_warpgroup(), x);
+        FusedSums<Tensors> running(tiles(), warp_in_warpgroup(), x);
+        if (Config::kFinalState && x.gfinal != nullptr)
+            running.begin(chunks - 1, first(0, chunks), left(x, 0, chunks));
         int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -149,10 +163,10 @@ private:
             compute(rows, chunk, slot, sums);
             rows.finish(chunk, slot, sums, first_pairs, second_pairs);
             named_barrier_arrive<384>(kFusedDone + (chunk & 1));
-            rows.write(this->gb, first_pairs, first(chunk, chunks), left(chunk, chunks));
-            rows.write(this->gk, second_pairs, first(chunk, chunks), left(chunk, chunks));
+            rows.write(x.gb, first_pairs, first(chunk, chunks), left(x, chunk, chunks));
+            rows.write(x.gk, second_pairs, first(chunk, chunks), left(x, chunk, chunks));
             named_barrier_sync(kFusedExchanged + (chunk & 1), 384);
-            running.put(chunk, first(chunk, chunks), left(chunk, chunks), nonfinite);
+            running.put(chunk, first(chunk, chunks), left(x, chunk, chunks), nonfinite);
             slot = Tiles::next_slot(slot);
         }
     }

@@ -89,7 +89,7 @@ public:
         wgmma_commit();
         multiply<Late ? Major::MN : Major::K, !Late || Tiles::kGsaLow>(sums, own, low, Operand(state, 0, 0), Operand(state + kPairs, 0, 0));
         wgmma_commit();
-        wgmma_wait<1>(products);
+        wgmma_wait<0>(products, sums, own, low);
         // The step of row g, and of column 0 of a lane's first tile.
         const int distance = 8 * warp_ + lane / 4 - 2 * (lane % 4);
 #pragma unroll
@@ -110,7 +110,6 @@ public:
                 scores[t][i] = terms[0];
                 low_scores[t][i] = terms[1];
             }
-        wgmma_wait<0>(sums, own, low);
     }
 
     // What they have of the chunk's steps.

@@ -113,6 +113,7 @@ enum FusedBarrier {
     kFusedEarly,
     kFusedDone,                        // nothing of a chunk's rows is read any more
     kFusedExchanged = kFusedDone + 2,  // products of R and A with their gradients, and sums of S * G, are there
+    kFusedGradient = kFusedExchanged + 2,
 };
 
 // A fragment of operands A for 16 of 64 columns, from 16 rows of a panel. `rows`: the first one, a multiple of 8.
