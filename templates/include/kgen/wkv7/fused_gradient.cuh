@@ -155,13 +155,16 @@ public:
         const Tiles::PairOperand y(tiles_.y(chunk), 0, 0), low_y(tiles_.low_y(), 0, 0);
         const Tiles::StepOperand scores(tiles_.scores(Tiles::kScoreAK), 0, 0);
         const Tiles::PairOperand rows(tiles_.late_rows(slot), 0, 0), rest(tiles_.late_rows(slot) + Tiles::kPairs, 0, 0);
-        wgmma_fence(gv, g_, gsa, low_gsa);
+        float of_gsa[4][4];  // in accumulators of its own: moving those of gv makes ptxas serialise all products
 #pragma unroll
-        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kGvLow & Tiles::kGsaLow) wgmma_m64k16<32, Major::MN>(gv, low_gsa[t], scores.at(16 * t, 0));
+        for (int i = 0; i < 16; ++i) of_gsa[i / 4][i % 4] = 0.0f;
+        wgmma_fence(of_gsa, g_, gsa, low_gsa);
 #pragma unroll
-        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kGvLow) wgmma_m64k16<32, Major::MN>(gv, gsa[t], scores.at(16 * t, 32));
+        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kGvLow & Tiles::kGsaLow) wgmma_m64k16<32, Major::MN>(of_gsa, low_gsa[t], scores.at(16 * t, 0));
 #pragma unroll
-        for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(gv, gsa[t], scores.at(16 * t, 0));
+        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kGvLow) wgmma_m64k16<32, Major::MN>(of_gsa, gsa[t], scores.at(16 * t, 32));
+#pragma unroll
+        for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(of_gsa, gsa[t], scores.at(16 * t, 0));
 #pragma unroll
         for (int t = 0; t < 4; ++t) if constexpr (Tiles::kGsaLow) wgmma_m64k16<64, Major::MN, Major::MN>(g_, low_y.at(16 * t, 0), rows.at(16 * t, 0));
 #pragma unroll
@@ -169,7 +172,9 @@ public:
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::MN>(g_, y.at(16 * t, 0), rows.at(16 * t, 0));
         wgmma_commit();
-        wgmma_wait<0>(gv, g_, gsa, low_gsa);
+        wgmma_wait<0>(of_gsa, g_, gsa, low_gsa);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) gv[i / 4][i % 4] += of_gsa[i / 4][i % 4];
     }
 
     KGEN_DEVICE void write(i64 first, float (&gv)[4][4], float& nonfinite) const {
