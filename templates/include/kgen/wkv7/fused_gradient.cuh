@@ -34,7 +34,7 @@ public:
         const MmaLane lane = mma_lane();
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
-            const int key = 8 * (i / 4) + 2 * lane.q + i % 2, column = own_column(lane, i);
+            const int key = 8 * (i / 4) + 2 * lane.q + i % 2, column = own_column(warp, lane, i);
             const bool used = x.gfinal != nullptr && key < Tensors::kK && column < Tensors::kV;
             g_[i / 4][i % 4] = used ? x.gfinal[key * Tensors::kV + column] : 0.0f;
         }
@@ -42,6 +42,7 @@ public:
 
     // X, and sa of a chunk from step `first` on, to shared memory. Nothing reads those of the chunk after any more.
     KGEN_DEVICE void begin(int chunk, i64 first) {
+        const int warp = opaque(warp_);
         const int lane = opaque(lane_id());
         const float* decay = tiles_.products(chunk) + Tiles::float_place(kChunk, 0);
 #pragma unroll
@@ -50,7 +51,7 @@ public:
 #pragma unroll
             for (int i = 0; i < 4; ++i) g_[tile][i] *= d[i % 2];
         }
-        const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp_ + lane / 8 % 2;
+        const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
         bf16* to = tiles_.x() + Tiles::PairPanels::offset(row, piece);
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
@@ -60,7 +61,7 @@ public:
             stmatrix_transposed(low, to + 16 * 64 * t + Tiles::kPairs);
         }
         const int left = static_cast<int>(min(x_.steps - first, i64{kChunk}));
-        const int thread = kWarpSize * warp_ + lane;
+        const int thread = kWarpSize * warp + lane;
         bf16* const z = tiles_.z(chunk);
         bf16* const low_z = tiles_.low_z();
 #pragma unroll
@@ -90,9 +91,10 @@ public:
 
     // gsa, to shared memory; and gv but for what it has of gsa.
     KGEN_DEVICE void solve(int chunk, int slot, u32 (&gsa)[2][4], u32 (&low_gsa)[2][4], float (&gv)[4][4]) const {
+        const int warp = opaque(warp_);
         const int lane = opaque(lane_id());
         const bf16* values = tiles_.y(chunk) + Tiles::PairPanels::offset(lane % 8 + lane / 16 * 16,
-                                                                        2 * warp_ + lane / 8 % 2);
+                                                                        2 * warp + lane / 8 % 2);
         u32 gy[2][4];
 #pragma unroll
         for (int t = 0; t < 2; ++t) ldmatrix<4, true>(gy[t], values + 32 * 64 * t);
@@ -138,7 +140,7 @@ public:
         wgmma_commit();
         wgmma_wait<0>(solved, u, low_u);
 
-        const int row = Tiles::pair_row(lane / 16 * 8 + lane % 8, 1), piece = 2 * warp_ + lane / 8 % 2;
+        const int row = Tiles::pair_row(lane / 16 * 8 + lane % 8, 1), piece = 2 * warp + lane / 8 % 2;
         const int place = Tiles::PairPanels::offset(row, piece);
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
@@ -197,6 +199,7 @@ public:
 
     // The warp's part of sum_v S * G before a chunk. number: of the chunk in time.
     KGEN_DEVICE void put_end(int chunk, i64 number) const {
+        const int warp = opaque(warp_);
         const int rank = opaque(lane_id());
         const MmaLane lane{rank / 4, rank % 4};
         float sums[16];
@@ -206,7 +209,7 @@ public:
             const int key = 8 * (n / 2) + 2 * lane.q + n % 2;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int column = own_column(lane, 2 * half);
+                const int column = own_column(warp, lane, 2 * half);
                 float s[1] = {};
                 if (key < Tensors::kK && column < Tensors::kV) x_.load_state(s, number, key, column);
                 sums[n] = fma(s[0], g_[n / 2][2 * half + n % 2], sums[n]);
@@ -215,12 +218,14 @@ public:
         add_half<16>(sums, lane.g & 4);
         add_half<8>(sums, lane.g & 2);
         add_half<4>(sums, lane.g & 1);
-        *reinterpret_cast<Vec<float, 2>*>(tiles_.ends(chunk) + 64 * warp_ + 8 * lane.g + 2 * lane.q) = {
+        *reinterpret_cast<Vec<float, 2>*>(tiles_.ends(chunk) + 64 * warp + 8 * lane.g + 2 * lane.q) = {
             {sums[0], sums[1]}};
     }
 
 private:
-    KGEN_DEVICE int own_column(const MmaLane& lane, int i) const { return 16 * warp_ + lane.g + i % 4 / 2 * 8; }
+    static KGEN_DEVICE int own_column(int warp, const MmaLane& lane, int i) {
+        return 16 * warp + lane.g + i % 4 / 2 * 8;
+    }
 
     // Two terms of two tiles of accumulators, as an operand A.
     static KGEN_DEVICE void split(u32 (&high)[4], u32 (&low)[4], const float (&left)[4], const float (&right)[4]) {

@@ -225,7 +225,7 @@ private:
         KGEN_DEVICE int place(int s) const { return (first ^ 8 * s) + 64 * s; }
     };
 
-    KGEN_DEVICE int first_row() const { return 64 * 2 * kSteps * warp_; }
+    KGEN_DEVICE int first_row() const { return 64 * 2 * kSteps * opaque(warp_); }
     // Of `left` steps of a chunk, those of the warp.
     KGEN_DEVICE int of_warp(int left) const { return max(min(left - kSteps * warp_, kSteps), 0); }
 

@@ -32,8 +32,9 @@ public:
 
     // S before a chunk, transposed, to shared memory. A warp has 16 keys.
     KGEN_DEVICE void put_state(i64 number) const {
-        const int lane = opaque(lane_id()), column = 2 * (lane % 4), key = 16 * warp_ + lane / 4;
-        const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp_ + lane / 8 % 2;
+        const int warp = opaque(warp_);
+        const int lane = opaque(lane_id()), column = 2 * (lane % 4), key = 16 * warp + lane / 4;
+        const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
         bf16* to = tiles_.state() + Tiles::PairPanels::offset(row, piece);
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
@@ -68,30 +69,28 @@ public:
 
     // What the steps have of the state, or of X, and D. Then neither is read any more, nor are Y and Z.
     KGEN_DEVICE void read(int chunk, float (&sums)[8][4], u32 (&scores)[4][4], u32 (&low_scores)[4][4]) const {
+        const int warp = opaque(warp_);
         const int lane = opaque(lane_id());
-        const bf16* its = (Late ? tiles_.y(chunk) : tiles_.z(chunk)) + 64 * 16 * warp_;
-        const bf16* its_low = (Late ? tiles_.low_y() : tiles_.low_z()) + 64 * 16 * warp_;
-        u32 own[4][4], low[4][4];
-        const PanelRows rows(its, lane), low_rows(its_low, lane);
+        const bf16* its = (Late ? tiles_.y(chunk) : tiles_.z(chunk)) + 64 * 16 * warp;
+        const Operand low(Late ? tiles_.low_y() : tiles_.low_z(), 0, 0);
+        u32 own[4][4];
+        const PanelRows rows(its, lane);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) {
-            rows.read(own[t], t);
-            low_rows.read(low[t], t);
-        }
+        for (int t = 0; t < 4; ++t) rows.read(own[t], t);
         float products[8][4];
 #pragma unroll
         for (int i = 0; i < 32; ++i) products[i / 4][i % 4] = sums[i / 4][i % 4] = 0.0f;
         const Operand other(Late ? tiles_.z(chunk) : tiles_.y(chunk), 0, 0);
         const Operand low_other(Late ? tiles_.low_z() : tiles_.low_y(), 0, 0);
         const bf16* state = Late ? tiles_.state() : tiles_.x();
-        wgmma_fence(products, sums, own, low);
-        multiply<Major::K, Tiles::kDIn, Tiles::kDIn>(products, own, low, other, low_other);
+        wgmma_fence(products, sums, own);
+        multiply<Major::K>(products, own, low, other, low_other);
         wgmma_commit();
-        multiply<Late ? Major::MN : Major::K, !Late || Tiles::kGsaLow>(sums, own, low, Operand(state, 0, 0), Operand(state + kPairs, 0, 0));
+        multiply<Late ? Major::MN : Major::K>(sums, own, low, Operand(state, 0, 0), Operand(state + kPairs, 0, 0));
         wgmma_commit();
-        wgmma_wait<0>(products, sums, own, low);
+        wgmma_wait<0>(products, sums, own);
         // The step of row g, and of column 0 of a lane's first tile.
-        const int distance = 8 * warp_ + lane / 4 - 2 * (lane % 4);
+        const int distance = 8 * warp + lane / 4 - 2 * (lane % 4);
 #pragma unroll
         for (int t = 0; t < 4; ++t)
 #pragma unroll
@@ -116,17 +115,18 @@ public:
     KGEN_DEVICE void add_steps(int slot, float (&sums)[8][4], u32 (&scores)[4][4], u32 (&low_scores)[4][4]) const {
         const bf16* rows = Late ? tiles_.early_rows(slot) : tiles_.late_rows(slot);
         wgmma_fence(sums, scores, low_scores);
-        multiply<Major::MN, Tiles::kDLow>(sums, scores, low_scores, Operand(rows, 0, 0), Operand(rows + kPairs, 0, 0));
+        multiply<Major::MN>(sums, scores, low_scores, Operand(rows, 0, 0), Operand(rows + kPairs, 0, 0));
         wgmma_commit();
         wgmma_wait<0>(sums, scores, low_scores);
     }
 
     // The gradients, as pairs, of a lane's tiles; products with their rows go to shared memory.
     KGEN_DEVICE void finish(int chunk, int slot, const float (&sums)[8][4], u32 (&first)[8], u32 (&second)[8]) const {
+        const int warp = opaque(warp_);
         const int rank = opaque(lane_id());
         const MmaLane lane{rank / 4, rank % 4};
-        const int step = 8 * warp_ + lane.g, column = 2 * lane.q;
-        const bf16* own = (Late ? tiles_.late_rows(slot) : tiles_.early_rows(slot)) + 64 * 16 * warp_;
+        const int step = 8 * warp + lane.g, column = 2 * lane.q;
+        const bf16* own = (Late ? tiles_.late_rows(slot) : tiles_.early_rows(slot)) + 64 * 16 * warp;
         const PanelRows rows(own, rank), low_rows(own + kPairs, rank);
         const float* const products = tiles_.products(chunk);
         float* const of_first = Late ? tiles_.of_r() : tiles_.of_early();
@@ -161,9 +161,10 @@ public:
 
     // Gradients of a chunk of `left` steps from step `begin` on.
     KGEN_DEVICE void write(const Rows<bf16>& to, const u32 (&pairs)[8], i64 begin, int left) const {
+        const int warp = opaque(warp_);
         const int rank = opaque(lane_id());
         const MmaLane lane{rank / 4, rank % 4};
-        const int step = 8 * warp_ + lane.g;
+        const int step = 8 * warp + lane.g;
         bf16* const row = to.at(begin + step);
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
@@ -193,17 +194,29 @@ public:
     }
 
 private:
+    template <Major M>
+    static KGEN_DEVICE Operand at(const Operand& x, int fragment) {
+        return M == Major::K ? x.at(0, 16 * fragment) : x.at(16 * fragment, 0);
+    }
+    // One term of a fragment of x: in registers, or rows in shared memory.
+    template <Major M>
+    static KGEN_DEVICE void multiply(float (&sums)[8][4], const u32 (&x)[4][4], const Operand& y, int fragment) {
+        wgmma_m64k16<64, M>(sums, x[fragment], at<M>(y, fragment));
+    }
+    template <Major M>
+    static KGEN_DEVICE void multiply(float (&sums)[8][4], const Operand& x, const Operand& y, int fragment) {
+        wgmma_m64k16<64, Major::K, M>(sums, x.at(0, 16 * fragment), at<M>(y, fragment));
+    }
     // sums += x y, of two terms each.
-    template <Major M, bool LowX = true, bool LowY = true>
-    static KGEN_DEVICE void multiply(float (&sums)[8][4], const u32 (&x)[4][4], const u32 (&low_x)[4][4], const Operand& y,
+    template <Major M, class Low>
+    static KGEN_DEVICE void multiply(float (&sums)[8][4], const u32 (&x)[4][4], const Low& low_x, const Operand& y,
                                      const Operand& low_y) {
-        const auto at = [](const Operand& of, int t) { return M == Major::K ? of.at(0, 16 * t) : of.at(16 * t, 0); };
 #pragma unroll
-        for (int t = 0; t < 4; ++t) if constexpr (LowX) wgmma_m64k16<64, M>(sums, low_x[t], at(y, t));
+        for (int t = 0; t < 4; ++t) multiply<M>(sums, low_x, y, t);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) if constexpr (LowY) wgmma_m64k16<64, M>(sums, x[t], at(low_y, t));
+        for (int t = 0; t < 4; ++t) multiply<M>(sums, x, low_y, t);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, M>(sums, x[t], at(y, t));
+        for (int t = 0; t < 4; ++t) multiply<M>(sums, x, y, t);
     }
 
     static KGEN_DEVICE f32x2 sum(u32 high, u32 low) {

@@ -70,7 +70,8 @@ public:
 
     // The running sums of a chunk, of `left` steps from step `begin` on.
     KGEN_DEVICE void put(int chunk, i64 begin, int left, float& nonfinite) {
-        const int lane = opaque(lane_id()), key = 2 * lane, first = kSteps * warp_;
+        const int warp = opaque(warp_);
+        const int lane = opaque(lane_id()), key = 2 * lane, first = kSteps * warp;
         Two late[kSteps], read[kSteps], magnitudes[kSteps];  // x - R gR, A gA, magnitudes added
         Two sum = {}, size = {};
 #pragma unroll
@@ -86,12 +87,12 @@ public:
                 size[i] += magnitudes[s][i];
             }
         }
-        *reinterpret_cast<Vec<float, 4>*>(tiles_.sums() + 128 * warp_ + 4 * lane) = {
+        *reinterpret_cast<Vec<float, 4>*>(tiles_.sums() + 128 * warp + 4 * lane) = {
             {sum[0], sum[1], size[0], size[1]}};
         Two before = {};
 #pragma unroll
-        for (int warp = 0; warp < 4; ++warp) {
-            const Two part = at(tiles_.ends(chunk) + 64 * warp + key);
+        for (int other = 0; other < 4; ++other) {
+            const Two part = at(tiles_.ends(chunk) + 64 * other + key);
 #pragma unroll
             for (int i = 0; i < 2; ++i) before[i] += part[i];
         }
@@ -108,22 +109,22 @@ public:
         }
         Vec<float, 4> others[4];
 #pragma unroll
-        for (int warp = 0; warp < 4; ++warp)
-            others[warp] = *reinterpret_cast<const Vec<float, 4>*>(tiles_.sums() + 128 * warp + 4 * lane);
+        for (int other = 0; other < 4; ++other)
+            others[other] = *reinterpret_cast<const Vec<float, 4>*>(tiles_.sums() + 128 * other + 4 * lane);
 #pragma unroll
-        for (int warp = 3; warp >= 0; --warp)
+        for (int other = 3; other >= 0; --other)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                limit[i] += others[warp][2 + i];
-                if (warp > warp_) until[i] -= others[warp][i];
+                limit[i] += others[other][2 + i];
+                if (other > warp) until[i] -= others[other][i];
             }
 #pragma unroll
-        for (int warp = 0; warp < 4; ++warp)
+        for (int other = 0; other < 4; ++other)
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                if (warp < warp_) {
-                    before[i] += others[warp][i];
-                    sizes[i] += others[warp][2 + i];
+                if (other < warp) {
+                    before[i] += others[other][i];
+                    sizes[i] += others[other][2 + i];
                 }
         Two from_end[kSteps];
 #pragma unroll
