@@ -41,7 +41,7 @@ public:
     }
 
     // X, and sa of a chunk from step `first` on, to shared memory. Nothing reads those of the chunk after any more.
-    KGEN_DEVICE void begin(int chunk, i64 first) {
+    KGEN_DEVICE void begin(int chunk, i64 first, int left) {
         const int warp = opaque(warp_);
         const int lane = opaque(lane_id());
         const float* decay = tiles_.products(chunk) + Tiles::float_place(kChunk, 0);
@@ -60,7 +60,6 @@ public:
             stmatrix_transposed(x, to + 16 * 64 * t);
             stmatrix_transposed(low, to + 16 * 64 * t + Tiles::kPairs);
         }
-        const int left = static_cast<int>(min(x_.steps - first, i64{kChunk}));
         const int thread = kWarpSize * warp + lane;
         bf16* const z = tiles_.z(chunk);
         bf16* const low_z = tiles_.low_z();
@@ -179,14 +178,14 @@ public:
         for (int i = 0; i < 16; ++i) gv[i / 4][i % 4] += of_gsa[i / 4][i % 4];
     }
 
-    KGEN_DEVICE void write(i64 first, float (&gv)[4][4], float& nonfinite) const {
+    KGEN_DEVICE void write(i64 first, int left, float (&gv)[4][4], float& nonfinite) const {
         struct Output {
             int width;
             i64 steps;
             Rows<bf16> second;
             float second_factor;
         };
-        const Output to{Tensors::kV, x_.steps, x_.gv, 1.0f};
+        const Output to{Tensors::kV, first + left, x_.gv, 1.0f};
         ColumnOutput<Tensors::kVec, Direction::forward> outputs(to, 16 * warp_, first);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {

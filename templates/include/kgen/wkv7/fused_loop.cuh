@@ -56,27 +56,32 @@ public:
 private:
     static KGEN_DEVICE Tiles tiles() { return {reinterpret_cast<bf16*>(align_panels(dynamic_smem<char>()))}; }
     static KGEN_DEVICE int own_block() { return opaque(static_cast<int>(blockIdx.x)); }
-    static KGEN_DEVICE int chunks_of(const Tensors& x) { return static_cast<int>(ceil_div(x.steps, i64{kChunk})); }
-    // The first step of a chunk, in the order of the loop; its steps.
-    static KGEN_DEVICE i64 first(int chunk, int chunks) { return i64{chunks - 1 - chunk} * kChunk; }
-    static KGEN_DEVICE int left(const Tensors& x, int chunk, int chunks) {
-        return chunk == 0 ? static_cast<int>(x.steps - first(0, chunks)) : kChunk;
-    }
+    // Chunks from the last to the first.
+    struct Order {
+        int chunks, last;  // steps of the last chunk in time
 
+        KGEN_DEVICE explicit Order(i64 steps)
+            : chunks(static_cast<int>(ceil_div(steps, i64{kChunk}))),
+              last(static_cast<int>(steps - i64{chunks - 1} * kChunk)) {}
+        // A chunk's number in time, its first step and its steps.
+        KGEN_DEVICE int number(int chunk) const { return chunks - 1 - chunk; }
+        KGEN_DEVICE i64 first(int chunk) const { return i64{number(chunk)} * kChunk; }
+        KGEN_DEVICE int left(int chunk) const { return chunk == 0 ? last : kChunk; }
+    };
     static KGEN_DEVICE void produce(const Tensors& x) {
-        const int chunks = chunks_of(x);
-        if (chunks == 0) return;
-        FusedProducer<Tensors, Config::kVec> producer(tiles(), warp_in_warpgroup(), x, first(0, chunks));
-        producer.copy_rows(0, left(x, 0, chunks));
+        const Order order(x.steps);
+        if (order.chunks == 0) return;
+        FusedProducer<Tensors, Config::kVec> producer(tiles(), warp_in_warpgroup(), x, order.first(0));
+        producer.copy_rows(0, order.left(0));
         cp_async_commit();
         int slot = 0;
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-            const int next = Tiles::next_slot(slot), steps = left(x, chunk, chunks);
+        for (int chunk = 0; chunk < order.chunks; ++chunk) {
+            const int next = Tiles::next_slot(slot), steps = order.left(chunk);
             if (chunk >= 2) named_barrier_sync(kFusedDone + (chunk & 1), 384);  // of the last chunk but one
             producer.copy_values(chunk, steps);
             cp_async_commit();
-            if (chunk + 1 < chunks) producer.copy_rows(next, kChunk);
+            if (chunk + 1 < order.chunks) producer.copy_rows(next, kChunk);
             cp_async_commit();
             cp_async_wait<2>();
             producer.put_rows(chunk, slot, steps);
@@ -93,31 +98,31 @@ private:
             slot = next;
         }
         named_barrier_sync(kFusedConsumed, 256);  // each arrival has its wait
-        if (chunks > 1) named_barrier_sync(kFusedDone + (chunks & 1), 384);
-        named_barrier_sync(kFusedDone + (chunks - 1 & 1), 384);
+        if (order.chunks > 1) named_barrier_sync(kFusedDone + (order.chunks & 1), 384);
+        named_barrier_sync(kFusedDone + (order.chunks - 1 & 1), 384);
         cp_async_wait<0>();
     }
 
     static KGEN_DEVICE void differentiate(const Tensors& x, float& nonfinite) {
-        const int chunks = chunks_of(x);
-        if (chunks == 0) return;
+        const Order order(x.steps);
+        if (order.chunks == 0) return;
         FusedGradient<Tensors> gradient(tiles(), warp_in_warpgroup(), x);
         int slot = 0;
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-            const i64 begin = first(chunk, chunks);
+        for (int chunk = 0; chunk < order.chunks; ++chunk) {
+            const i64 begin = order.first(chunk);
             u32 gsa[2][4], low_gsa[2][4];
             float gv[4][4];
             named_barrier_sync(kFusedFull, 256);
             if (chunk > 0) named_barrier_sync(kFusedRead, 384);  // of the chunk before
-            gradient.begin(chunk, begin);
+            gradient.begin(chunk, begin, order.left(chunk));
             named_barrier_arrive<384>(kFusedBegun);
             gradient.solve(chunk, slot, gsa, low_gsa, gv);
             named_barrier_arrive<384>(kFusedSolved);
             gradient.finish(chunk, slot, gsa, low_gsa, gv);
             named_barrier_arrive<256>(kFusedConsumed);
-            gradient.write(begin, gv, nonfinite);
-            gradient.put_end(chunk, chunks - 1 - chunk);
+            gradient.write(begin, order.left(chunk), gv, nonfinite);
+            gradient.put_end(chunk, order.number(chunk));
             named_barrier_arrive<384>(kFusedExchanged + (chunk & 1));
             slot = Tiles::next_slot(slot);
         }
@@ -125,48 +130,48 @@ private:
     }
 
     static KGEN_DEVICE void compute_late(const Tensors& x) {
-        const int chunks = chunks_of(x);
-        if (chunks == 0) return;
+        const Order order(x.steps);
+        if (order.chunks == 0) return;
         const FusedRows<Tensors, true> rows(tiles(), warp_in_warpgroup(), x);
         int slot = 0;
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
+        for (int chunk = 0; chunk < order.chunks; ++chunk) {
             float sums[8][4];
             u32 first_pairs[8], second_pairs[8];
             if (chunk > 0) named_barrier_sync(kFusedSummed, 256);  // of the chunk before
-            rows.put_state(chunks - 1 - chunk);
+            rows.put_state(order.number(chunk));
             named_barrier_sync(kFusedLate, 128);
             compute(rows, chunk, slot, sums);
             named_barrier_sync(kFusedLate, 128);  // all warps have read S
             rows.finish(chunk, slot, sums, first_pairs, second_pairs);
             named_barrier_arrive<384>(kFusedExchanged + (chunk & 1));
             named_barrier_arrive<384>(kFusedDone + (chunk & 1));
-            rows.write(x.gr, first_pairs, first(chunk, chunks), left(x, chunk, chunks));
-            rows.write(x.ga, second_pairs, first(chunk, chunks), left(x, chunk, chunks));
+            rows.write(x.gr, first_pairs, order.first(chunk), order.left(chunk));
+            rows.write(x.ga, second_pairs, order.first(chunk), order.left(chunk));
             slot = Tiles::next_slot(slot);
         }
         named_barrier_sync(kFusedSummed, 256);
     }
 
     static KGEN_DEVICE void compute_early(const Tensors& x, float& nonfinite) {
-        const int chunks = chunks_of(x);
-        if (chunks == 0) return;
+        const Order order(x.steps);
+        if (order.chunks == 0) return;
         const FusedRows<Tensors, false> rows(tiles(), warp_in_warpgroup(), x);
         FusedSums<Tensors> running(tiles(), warp_in_warpgroup(), x);
         if (Config::kFinalState && x.gfinal != nullptr)
-            running.begin(chunks - 1, first(0, chunks), left(x, 0, chunks));
+            running.begin(order.number(0), order.first(0), order.left(0));
         int slot = 0;
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
+        for (int chunk = 0; chunk < order.chunks; ++chunk) {
             float sums[8][4];
             u32 first_pairs[8], second_pairs[8];
             compute(rows, chunk, slot, sums);
             rows.finish(chunk, slot, sums, first_pairs, second_pairs);
             named_barrier_arrive<384>(kFusedDone + (chunk & 1));
-            rows.write(x.gb, first_pairs, first(chunk, chunks), left(x, chunk, chunks));
-            rows.write(x.gk, second_pairs, first(chunk, chunks), left(x, chunk, chunks));
+            rows.write(x.gb, first_pairs, order.first(chunk), order.left(chunk));
+            rows.write(x.gk, second_pairs, order.first(chunk), order.left(chunk));
             named_barrier_sync(kFusedExchanged + (chunk & 1), 384);
-            running.put(chunk, first(chunk, chunks), left(x, chunk, chunks), nonfinite);
+            running.put(chunk, order.first(chunk), order.left(chunk), nonfinite);
             slot = Tiles::next_slot(slot);
         }
     }
