@@ -34,23 +34,29 @@ public:
     static_assert(Config::kForm == DecayForm::clamp, "1 / P has a bound in this form alone");
     static_assert(Config::kK <= Tiles::kColumns && Config::kV <= Tiles::kColumns, "a panel has 64 columns");
 
-    // tensors_of(block): the Tensors of a block. Each warpgroup calls it for itself, with a number that is opaque: else
-    // addresses of all tensors would take registers in all warpgroups.
+    // tensors_of(block, N, T, H): the Tensors of a block. Each warpgroup calls it for itself, with a number that is
+    // opaque: else addresses of all tensors would take registers in all warpgroups. The repetition's extents are opaque,
+    // too: past empty inline assembly ptxas would find the same products again, and keep them.
     template <class TensorsOf>
-    static KGEN_DEVICE void run(TensorsOf tensors_of) {
+    static KGEN_DEVICE void run(i64 N, i64 T, i64 H, TensorsOf tensors_of) {
         const int group = warpgroup_rank();
         float nonfinite = 0.0f;  // becomes NaN if a result is not finite
         if (group == 0) {
-            produce(tensors_of(own_block()));
+            produce(tensors_of(own_block(), N, T, H));
         } else if (group == 1) {
-            differentiate(tensors_of(own_block()), nonfinite);
+            differentiate(tensors_of(own_block(), N, T, H), nonfinite);
         } else if (group == 2) {
-            compute_late(tensors_of(own_block()));
+            compute_late(tensors_of(own_block(), N, T, H));
         } else {
-            compute_early(tensors_of(own_block()), nonfinite);
+            compute_early(tensors_of(own_block(), N, T, H), nonfinite);
         }
-        if (block_any_nonfinite<kThreads / kWarpSize>(nonfinite))
-            tensors_of(own_block()).template step_by_step<kThreads>();
+        if (block_any_nonfinite<kThreads / kWarpSize>(nonfinite)) {
+            const u32 zero = static_cast<u32>(H >> 63);
+            opaque(N, zero);
+            opaque(T, zero);
+            opaque(H, zero);
+            tensors_of(own_block(), N, T, H).template step_by_step<kThreads>();
+        }
     }
 
 private:
