@@ -27,6 +27,7 @@ namespace kgen::wkv7 {
 template <class Tensors>
 class FusedGradient {
     using Tiles = FusedTiles;
+    using State = typename Tensors::State;
     static constexpr int kChunk = Tiles::kChunk, kEach = min(Tensors::kVec, 4);
 
 public:
@@ -107,11 +108,11 @@ public:
         const Tiles::StepOperand low_scores(tiles_.scores(Tiles::kScoreRLow), 0, 0);
         wgmma_fence(sums, gy);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kX) wgmma_m64k16<64, Major::MN, Major::K>(sums, low_x.at(16 * t, 0), rows.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::K>(sums, low_x.at(16 * t, 0), rows.at(0, 16 * t));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kFLow) wgmma_m64k16<64, Major::MN, Major::K>(sums, x.at(16 * t, 0), rest.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::K>(sums, x.at(16 * t, 0), rest.at(0, 16 * t));
 #pragma unroll
-        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kMLow) wgmma_m64k16<64, Major::MN>(sums, gy[t], low_scores.at(16 * t, 0));
+        for (int t = 0; t < 2; ++t) wgmma_m64k16<64, Major::MN>(sums, gy[t], low_scores.at(16 * t, 0));
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::K>(sums, x.at(16 * t, 0), rows.at(0, 16 * t));
 #pragma unroll
@@ -131,9 +132,9 @@ public:
         const Tiles::StepOperand inverse(tiles_.scores(Tiles::kInverse), 0, 0);
         wgmma_fence(solved, u, low_u);
 #pragma unroll
-        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kULow) wgmma_m64k16<32, Major::MN>(solved, low_u[t], inverse.at(16 * t, 0));
+        for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(solved, low_u[t], inverse.at(16 * t, 0));
 #pragma unroll
-        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kTLow) wgmma_m64k16<32, Major::MN>(solved, u[t], inverse.at(16 * t, 32));
+        for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(solved, u[t], inverse.at(16 * t, 32));
 #pragma unroll
         for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(solved, u[t], inverse.at(16 * t, 0));
         wgmma_commit();
@@ -161,13 +162,13 @@ public:
         for (int i = 0; i < 16; ++i) of_gsa[i / 4][i % 4] = 0.0f;
         wgmma_fence(of_gsa, g_, gsa, low_gsa);
 #pragma unroll
-        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kGvLow & Tiles::kGsaLow) wgmma_m64k16<32, Major::MN>(of_gsa, low_gsa[t], scores.at(16 * t, 0));
+        for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(of_gsa, low_gsa[t], scores.at(16 * t, 0));
 #pragma unroll
-        for (int t = 0; t < 2; ++t) if constexpr (Tiles::kGvLow) wgmma_m64k16<32, Major::MN>(of_gsa, gsa[t], scores.at(16 * t, 32));
+        for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(of_gsa, gsa[t], scores.at(16 * t, 32));
 #pragma unroll
         for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::MN>(of_gsa, gsa[t], scores.at(16 * t, 0));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kGsaLow) wgmma_m64k16<64, Major::MN, Major::MN>(g_, low_y.at(16 * t, 0), rows.at(16 * t, 0));
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::MN>(g_, low_y.at(16 * t, 0), rows.at(16 * t, 0));
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::MN>(g_, y.at(16 * t, 0), rest.at(16 * t, 0));
 #pragma unroll
@@ -201,17 +202,25 @@ public:
         const int warp = opaque(warp_);
         const int rank = opaque(lane_id());
         const MmaLane lane{rank / 4, rank % 4};
-        float sums[16];
+        float sums[16] = {};
+        const State* const from = x_.states + number * (Tensors::kK * Tensors::kV);
 #pragma unroll
-        for (int n = 0; n < 16; ++n) {
-            sums[n] = 0.0f;
-            const int key = 8 * (n / 2) + 2 * lane.q + n % 2;
+        for (int half = 0; half < 2; ++half) {
+            const int column = own_column(warp, lane, 2 * half);
+            if (column >= Tensors::kV) continue;
+            float factor = 1.0f;
+            if constexpr (kScaled<State>) factor = x_.scales[number * Tensors::kV + column];
+            const State* const first = from + 2 * lane.q * Tensors::kV + column;
+            float s[16];
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int column = own_column(warp, lane, 2 * half);
-                float s[1] = {};
-                if (key < Tensors::kK && column < Tensors::kV) x_.load_state(s, number, key, column);
-                sums[n] = fma(s[0], g_[n / 2][2 * half + n % 2], sums[n]);
+            for (int n = 0; n < 16; ++n) {
+                const int key = 8 * (n / 2) + n % 2;
+                s[n] = key + 2 * lane.q < Tensors::kK ? to_float(first[key * Tensors::kV]) : 0.0f;
+            }
+#pragma unroll
+            for (int n = 0; n < 16; ++n) {
+                const float its = kScaled<State> ? s[n] * factor : s[n];
+                sums[n] = fma(its, g_[n / 2][2 * half + n % 2], sums[n]);
             }
         }
         add_half<16>(sums, lane.g & 4);

@@ -111,7 +111,7 @@ public:
         float scaled[kLaneKeys];
 #pragma unroll
         for (int x = 0; x < kLaneKeys; ++x) product[x] = fast_exp2(before[x]);
-        const int step = kSteps * warp_ + (own.late ? kLaneSteps : 0);
+        float* const products = tiles_.products(chunk) + 64 * (kSteps * warp_ + (own.late ? kLaneSteps : 0));
 #pragma unroll
         for (int s = 0; s < kLaneSteps; ++s) {
             const int at = own.place(s);
@@ -127,8 +127,8 @@ public:
             put_row(late + at, scaled);
             put_row(early + kSecond + at, inverse);
             put_row(early + at, inverse);
-            *reinterpret_cast<Vec<float, kLaneKeys>*>(tiles_.products(chunk) +
-                                                      Tiles::float_place(step + s + 1, own.key)) = product;
+            // Tiles::float_place(step + s + 1, own.key), as step is a multiple of 4.
+            *reinterpret_cast<Vec<float, kLaneKeys>*>(products + (own.key ^ (s + 1) % 4 * 8) + 64 * (s + 1)) = product;
         }
         fence_proxy_async();
         named_barrier_sync(kFusedProducers, 128);
@@ -149,9 +149,9 @@ public:
         const Tiles::PairOperand early(tiles_.early_rows(slot), 0, 0), rest(tiles_.early_rows(slot) + Tiles::kPairs, 0, 0);
         wgmma_fence(sums, x, low);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kEFLow) wgmma_m64k16<64, Major::K>(sums, low[t], early.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, low[t], early.at(0, 16 * t));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) if constexpr (Tiles::kEFLow) wgmma_m64k16<64, Major::K>(sums, x[t], rest.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, x[t], rest.at(0, 16 * t));
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, x[t], early.at(0, 16 * t));
         wgmma_commit();

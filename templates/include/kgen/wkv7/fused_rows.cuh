@@ -25,6 +25,7 @@ template <class Tensors, bool Late>
 class FusedRows {
     using Tiles = FusedTiles;
     using Operand = Tiles::PairOperand;
+    using State = typename Tensors::State;
     static constexpr int kPairs = Tiles::kPairs;
 
 public:
@@ -40,26 +41,21 @@ public:
         for (int t = 0; t < 4; ++t) {
             u32 words[4], low[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int its_key = key + i % 2 * 8, its_column = column + 16 * t + i / 2 * 8;
-                float two[2] = {};
-                if (its_key < Tensors::kK && its_column < Tensors::kV) {
-                    if constexpr (Tensors::kVec % 2 == 0) {
-                        x_.load_state(two, number, its_key, its_column);
-                    } else {
-                        float one[1];
-                        x_.load_state(one, number, its_key, its_column);
-                        two[0] = one[0];
-                        if (its_column + 1 < Tensors::kV) {
-                            x_.load_state(one, number, its_key, its_column + 1);
-                            two[1] = one[0];
-                        }
-                    }
+            for (int half = 0; half < 2; ++half) {
+                const int its_column = column + 16 * t + 8 * half;
+                float factors[2] = {1.0f, 1.0f};
+                if (kScaled<State> && its_column < Tensors::kV) load_two(factors, x_.scales + number * Tensors::kV + its_column, its_column);
+#pragma unroll
+                for (int n = 0; n < 2; ++n) {
+                    const int its_key = key + 8 * n;
+                    float two[2] = {};
+                    if (its_key < Tensors::kK && its_column < Tensors::kV)
+                        load_two(two, x_.states + (number * Tensors::kK + its_key) * Tensors::kV + its_column, its_column);
+                    u32 terms[2];
+                    split_bf16(two[0] * factors[0], two[1] * factors[1], terms);
+                    words[n + 2 * half] = terms[0];
+                    low[n + 2 * half] = terms[1];
                 }
-                u32 terms[2];
-                split_bf16(two[0], two[1], terms);
-                words[i] = terms[0];
-                low[i] = terms[1];
             }
             stmatrix_transposed(words, to + 16 * 64 * t);
             stmatrix_transposed(low, to + 16 * 64 * t + kPairs);
@@ -126,6 +122,7 @@ public:
         const int rank = opaque(lane_id());
         const MmaLane lane{rank / 4, rank % 4};
         const int step = 8 * warp + lane.g, column = 2 * lane.q;
+        const int until = Tiles::float_place(step + 1, column), before = Tiles::float_place(step, column);
         const bf16* own = (Late ? tiles_.late_rows(slot) : tiles_.early_rows(slot)) + 64 * 16 * warp;
         const PanelRows rows(own, rank), low_rows(own + kPairs, rank);
         const float* const products = tiles_.products(chunk);
@@ -137,11 +134,10 @@ public:
             low_rows.read(low, t);
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                const int tile = 2 * t + n, key = 8 * tile + column;
+                const int tile = 2 * t + n, place = Tiles::tile_place(before, tile);
                 const f32x2 one = sum(high[2 * n], low[2 * n]), two = sum(high[2 * n + 1], low[2 * n + 1]);
                 const float(&of)[4] = sums[tile];
-                const auto p = *reinterpret_cast<const Vec<float, 2>*>(products + Tiles::float_place(step + 1, key));
-                const int place = Tiles::float_place(step, key);
+                const auto p = *reinterpret_cast<const Vec<float, 2>*>(products + Tiles::tile_place(until, tile));
                 if constexpr (Late) {
                     const auto q = *reinterpret_cast<const Vec<float, 2>*>(products + place);
                     *reinterpret_cast<Vec<float, 2>*>(of_first + place) = {{one.x * of[0], one.y * of[1]}};
@@ -194,6 +190,18 @@ public:
     }
 
 private:
+    // Two value features from `column` on.
+    template <class T>
+    static KGEN_DEVICE void load_two(float (&to)[2], const T* from, int column) {
+        if constexpr (Tensors::kVec % 2 == 0) {
+            to_floats(load_vec<2>(from), to);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (column + i < Tensors::kV) to[i] = to_float(from[i]);
+        }
+    }
+
     template <Major M>
     static KGEN_DEVICE Operand at(const Operand& x, int fragment) {
         return M == Major::K ? x.at(0, 16 * fragment) : x.at(16 * fragment, 0);

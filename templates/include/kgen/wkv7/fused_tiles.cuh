@@ -26,18 +26,6 @@
 //     float ends[2][4][64]           sums of S * G before a chunk: a part of each warp
 //     float sums[4][32][4]           of each warp of the running sums
 #pragma once
-#ifndef FX
-#define FX 1
-#define FF 1
-#define FU 1
-#define FT 1
-#define FM 1
-#define FS 1
-#define FG 1
-#define FD 1
-#define FE 1
-#define FV 1
-#endif
 
 #include "kgen/primitives/wgmma.cuh"
 
@@ -63,8 +51,6 @@ struct FusedTiles {
     static constexpr int kSumsAt = kEndsAt + 8 * kColumns, kFloats = kSumsAt + 4 * 2 * kColumns;
     static constexpr int kBytes = 2 * kFloatsAt + 4 * kFloats;
 
-    static constexpr int kX = FX, kFLow = FF, kULow = FU, kTLow = FT, kMLow = FM, kEFLow = FS, kGsaLow = FG, kDIn = FD,
-                         kDLow = FE, kGvLow = FV;
     bf16* first;
 
     // The row of a pair panel that has a step of its first or second tensor.
@@ -90,8 +76,10 @@ struct FusedTiles {
     KGEN_DEVICE float* ends(int chunk) const { return floats() + kEndsAt + (chunk & 1) * 4 * kColumns; }
     KGEN_DEVICE float* sums() const { return floats() + kSumsAt; }
 
-    // Where a column, an even one or a multiple of 4, of a row of fp32 lies.
+    // Where a column of a row of fp32 lies; the same of column + 8 * tile, for a column below 8. This needs a new
+    // address for four of eight tiles.
     static KGEN_DEVICE int float_place(int row, int column) { return kColumns * row + (column ^ row % 4 * 8); }
+    static KGEN_DEVICE int tile_place(int place, int tile) { return (place ^ tile % 4 * 8) + tile / 4 * 32; }
 
     static KGEN_DEVICE int next_slot(int slot) { return slot == kSlots - 1 ? 0 : slot + 1; }
 
