@@ -62,6 +62,7 @@ public:
             stmatrix_transposed(low, to + 16 * 64 * t + Tiles::kPairs);
         }
         const int thread = kWarpSize * warp + lane;
+        const float* const first_sa = x_.sa.first + (first + thread / 16) * x_.sa.stride + thread % 16 * 4;
         bf16* const z = tiles_.z(chunk);
         bf16* const low_z = tiles_.low_z();
 #pragma unroll
@@ -69,10 +70,10 @@ public:
             const int step = thread / 16 + 8 * n, column = thread % 16 * 4;
             float four[4] = {};
             if (step < left) {
-                const float* from = x_.sa.first + (first + step) * x_.sa.stride + column;
+                const float* from = first_sa + 8 * n * x_.sa.stride;
 #pragma unroll
                 for (int i = 0; i < 4; i += kEach) {
-                    if (Tensors::kV % 64 != 0 && column + i >= Tensors::kV) break;
+                    if (!Tensors::is_value(column + i)) break;
                     const auto some = load_vec<kEach>(from + i);
 #pragma unroll
                     for (int j = 0; j < kEach; ++j) four[i + j] = some[j];
@@ -207,7 +208,7 @@ public:
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int column = own_column(warp, lane, 2 * half);
-            if (column >= Tensors::kV) continue;
+            if (!Tensors::is_value(column)) continue;
             float factor = 1.0f;
             if constexpr (kScaled<State>) factor = x_.scales[number * Tensors::kV + column];
             const State* const first = from + 2 * lane.q * Tensors::kV + column;
@@ -215,7 +216,7 @@ public:
 #pragma unroll
             for (int n = 0; n < 16; ++n) {
                 const int key = 8 * (n / 2) + n % 2;
-                s[n] = key + 2 * lane.q < Tensors::kK ? to_float(first[key * Tensors::kV]) : 0.0f;
+                s[n] = Tensors::is_key(key + 2 * lane.q) ? to_float(first[key * Tensors::kV]) : 0.0f;
             }
 #pragma unroll
             for (int n = 0; n < 16; ++n) {

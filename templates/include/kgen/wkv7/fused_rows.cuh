@@ -37,20 +37,20 @@ public:
         const int lane = opaque(lane_id()), column = 2 * (lane % 4), key = 16 * warp + lane / 4;
         const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
         bf16* to = tiles_.state() + Tiles::PairPanels::offset(row, piece);
+        const State* const from = x_.states + (number * Tensors::kK + key) * Tensors::kV + column;
+        const float* const scales = kScaled<State> ? x_.scales + number * Tensors::kV + column : nullptr;
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             u32 words[4], low[4];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int its_column = column + 16 * t + 8 * half;
+                const int further = 16 * t + 8 * half, width = Tensors::kV == 64 ? 2 : Tensors::kV - column - further;
                 float factors[2] = {1.0f, 1.0f};
-                if (kScaled<State> && its_column < Tensors::kV) load_two(factors, x_.scales + number * Tensors::kV + its_column, its_column);
+                if constexpr (kScaled<State>) load_two(factors, scales + further, width);
 #pragma unroll
                 for (int n = 0; n < 2; ++n) {
-                    const int its_key = key + 8 * n;
                     float two[2] = {};
-                    if (its_key < Tensors::kK && its_column < Tensors::kV)
-                        load_two(two, x_.states + (number * Tensors::kK + its_key) * Tensors::kV + its_column, its_column);
+                    if (Tensors::is_key(key + 8 * n)) load_two(two, from + 8 * n * Tensors::kV + further, width);
                     u32 terms[2];
                     split_bf16(two[0] * factors[0], two[1] * factors[1], terms);
                     words[n + 2 * half] = terms[0];
@@ -161,44 +161,46 @@ public:
         const int rank = opaque(lane_id());
         const MmaLane lane{rank / 4, rank % 4};
         const int step = 8 * warp + lane.g;
-        bf16* const row = to.at(begin + step);
+        Vec<u32, 2> quads[4];  // else pairs of both tiles
+#pragma unroll
+        for (int t = 0; t < 4; ++t)
+            quads[t] = Tensors::kVec % 4 == 0 ? quad_of_pairs(pairs[2 * t], pairs[2 * t + 1])
+                                              : Vec<u32, 2>{{pairs[2 * t], pairs[2 * t + 1]}};
+        if (step >= left) return;
+        const int first = Tensors::kVec % 4 == 0 ? column_of_quad() : 2 * lane.q;
+        bf16* const row = to.at(begin + step) + first;
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             if constexpr (Tensors::kVec % 4 == 0) {
-                const Vec<u32, 2> quad = quad_of_pairs(pairs[2 * t], pairs[2 * t + 1]);
-                const int column = 16 * t + column_of_quad();
-                if (step < left && column < Tensors::kK) *reinterpret_cast<Vec<u32, 2>*>(row + column) = quad;
+                if (Tensors::is_key(16 * t + first)) *reinterpret_cast<Vec<u32, 2>*>(row + 16 * t) = quads[t];
             } else {
 #pragma unroll
-                for (int n = 0; n < 2; ++n)
-                    store_pair<bf16>(row, 16 * t + 8 * n + 2 * lane.q, pairs[2 * t + n], step < left);
+                for (int n = 0; n < 2; ++n) store_pair(row + 16 * t + 8 * n, first + 16 * t + 8 * n, quads[t][n]);
             }
         }
     }
 
-    template <class T>
-    static KGEN_DEVICE void store_pair(T* row, int column, u32 pair, bool there) {
-        if (!there) return;
+    static KGEN_DEVICE void store_pair(bf16* to, int column, u32 pair) {
         if constexpr (Tensors::kVec % 2 == 0) {
-            if (column < Tensors::kK) *reinterpret_cast<u32*>(row + column) = pair;
+            if (Tensors::is_key(column)) *reinterpret_cast<u32*>(to) = pair;
         } else {
-            const auto two = bit_cast<Vec<T, 2>>(pair);
+            const auto two = bit_cast<Vec<bf16, 2>>(pair);
 #pragma unroll
             for (int x = 0; x < 2; ++x)
-                if (column + x < Tensors::kK) row[column + x] = two[x];
+                if (Tensors::is_key(column + x)) to[x] = two[x];
         }
     }
 
 private:
-    // Two value features from `column` on.
+    // Two value features, of which `width` exist.
     template <class T>
-    static KGEN_DEVICE void load_two(float (&to)[2], const T* from, int column) {
+    static KGEN_DEVICE void load_two(float (&to)[2], const T* from, int width) {
         if constexpr (Tensors::kVec % 2 == 0) {
-            to_floats(load_vec<2>(from), to);
+            if (width > 0) to_floats(load_vec<2>(from), to);
         } else {
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                if (column + i < Tensors::kV) to[i] = to_float(from[i]);
+                if (i < width) to[i] = to_float(from[i]);
         }
     }
 

@@ -99,7 +99,7 @@ public:
         named_barrier_arrive<256>(kFusedSummed);
         named_barrier_sync(kFusedEarly, 128);
 
-        // E before and behind the warp's steps; the magnitudes before them, and half of all.
+        // E before and behind the warp's steps; the magnitudes before them, and half of all of both sides.
         Two until = end_, sizes, limit;
         end_ = before;  // of the chunk before
 #pragma unroll
@@ -126,6 +126,19 @@ public:
                     before[i] += others[other][i];
                     sizes[i] += others[other][2 + i];
                 }
+        // Slopes of log(d) by w.
+        Two slopes[kSteps];
+        limit = {{0.5f * limit[0], 0.5f * limit[1]}};
+        const W* w = x_.w.first + (begin + first) * x_.w.stride + key;
+        W* gw = x_.gw.at(begin + first) + key;
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+            float two[2] = {};
+            if (first + s < left) load(two, w, key);
+            w += x_.w.stride;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) slopes[s][i] = slope(two[i]);
+        }
         Two from_end[kSteps];
 #pragma unroll
         for (int s = kSteps - 1; s >= 0; --s)
@@ -136,21 +149,19 @@ public:
             }
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
-            const bool there = first + s < left;
-            const W* w = x_.w.first + (begin + first + s) * x_.w.stride + key;
             float found[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const float forth = before[i] - read[s][i];
-                const bool is_late = 2.0f * (sizes[i] + abs(read[s][i])) > limit[i];
+                const bool is_late = sizes[i] + abs(read[s][i]) > limit[i];
                 found[i] = is_late ? from_end[s][i] : forth;
                 nonfinite = fma(found[i], 0.0f, nonfinite);
                 before[i] += late[s][i] - read[s][i];
                 sizes[i] += magnitudes[s][i];
-                const bool exists = there && key + i < Tensors::kK;
-                found[i] *= exists ? log_decay_slope<DecayForm::clamp>(to_float(w[i])) : 0.0f;
+                found[i] *= slopes[s][i];
             }
-            store(x_.gw.at(begin + first + s), key, found, there);
+            if (first + s < left) store(gw, key, found);
+            gw += x_.gw.stride_t;
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) nonfinite = fma(sizes[i], 0.0f, nonfinite);
@@ -159,14 +170,27 @@ public:
 private:
     static KGEN_DEVICE Two at(const float* from) { return *reinterpret_cast<const Two*>(from); }
 
-    static KGEN_DEVICE void store(W* row, int key, const float (&two)[2], bool there) {
-        if (!there || key >= Tensors::kK) return;
+    static KGEN_DEVICE void load(float (&to)[2], const W* from, int key) {
         if constexpr (Tensors::kVec % 2 == 0) {
-            *reinterpret_cast<u32*>(row + key) = pack2<W>(two[0], two[1]);
+            if (Tensors::is_key(key)) to_floats(load_vec<2>(from), to);
         } else {
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                if (key + i < Tensors::kK) row[key + i] = from_float<W>(two[i]);
+                if (Tensors::is_key(key + i)) to[i] = to_float(from[i]);
+        }
+    }
+    // 1 - sigmoid is a product, which does not cancel, and finite where e^-w would overflow.
+    static KGEN_DEVICE float slope(float w) {
+        const float e = fast_exp2(min(-kLog2e * w, 126.0f)), sigmoid_of = fast_reciprocal(1.0f + e);
+        return (-kClamp * sigmoid_of) * (e * sigmoid_of);
+    }
+    static KGEN_DEVICE void store(W* to, int key, const float (&two)[2]) {
+        if constexpr (Tensors::kVec % 2 == 0) {
+            if (Tensors::is_key(key)) *reinterpret_cast<u32*>(to) = pack2<W>(two[0], two[1]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (Tensors::is_key(key + i)) to[i] = from_float<W>(two[i]);
         }
     }
 

@@ -32,6 +32,10 @@ struct FusedTensors {
     Rows<W> gw;
     float scale;
 
+    // Whether there are such a key and value feature; a block has 64.
+    static KGEN_DEVICE bool is_key(int key) { return kK == 64 || key < kK; }
+    static KGEN_DEVICE bool is_value(int column) { return kV == 64 || column < kV; }
+
     // Up to kEach value features of a key of the state before a chunk.
     template <int kEach>
     KGEN_DEVICE void load_state(float (&to)[kEach], i64 chunk, int key, int column) const {
