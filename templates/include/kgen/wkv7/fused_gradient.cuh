@@ -41,8 +41,25 @@ public:
         }
     }
 
-    // X, and sa of a chunk from step `first` on, to shared memory. Nothing reads those of the chunk after any more.
-    KGEN_DEVICE void begin(int chunk, i64 first, int left) {
+    // The thread's part of sa of a chunk of `left` steps from step `first` on: steps 8 apart, four value features.
+    KGEN_DEVICE void load_sa(float (&sa)[4][4], i64 first, int left) const {
+        const int thread = kWarpSize * opaque(warp_) + opaque(lane_id()), step = thread / 16, column = thread % 16 * 4;
+        const float* from = x_.sa.first + (first + step) * x_.sa.stride + column;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; i += kEach) {
+                Vec<float, kEach> some = {};
+                if (step + 8 * n < left && Tensors::is_value(column + i)) some = load_vec<kEach>(from + i);
+#pragma unroll
+                for (int j = 0; j < kEach; ++j) sa[n][i + j] = some[j];
+            }
+            from += 8 * x_.sa.stride;
+        }
+    }
+
+    // X and sa of a chunk to shared memory. Nothing reads those of the chunk after any more.
+    KGEN_DEVICE void begin(int chunk, const float (&sa)[4][4]) {
         const int warp = opaque(warp_);
         const int lane = opaque(lane_id());
         const float* decay = tiles_.products(chunk) + Tiles::float_place(kChunk, 0);
@@ -61,30 +78,17 @@ public:
             stmatrix_transposed(x, to + 16 * 64 * t);
             stmatrix_transposed(low, to + 16 * 64 * t + Tiles::kPairs);
         }
-        const int thread = kWarpSize * warp + lane;
-        const float* const first_sa = x_.sa.first + (first + thread / 16) * x_.sa.stride + thread % 16 * 4;
-        bf16* const z = tiles_.z(chunk);
-        bf16* const low_z = tiles_.low_z();
+        const int thread = kWarpSize * warp + lane, step = thread / 16, column = thread % 16 * 4;
+        const int place = Tiles::PairPanels::offset(Tiles::pair_row(step, 0), column / 8) + column % 8;
+        bf16* const z = tiles_.z(chunk) + place;
+        bf16* const low_z = tiles_.low_z() + place;
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
-            const int step = thread / 16 + 8 * n, column = thread % 16 * 4;
-            float four[4] = {};
-            if (step < left) {
-                const float* from = first_sa + 8 * n * x_.sa.stride;
-#pragma unroll
-                for (int i = 0; i < 4; i += kEach) {
-                    if (!Tensors::is_value(column + i)) break;
-                    const auto some = load_vec<kEach>(from + i);
-#pragma unroll
-                    for (int j = 0; j < kEach; ++j) four[i + j] = some[j];
-                }
-            }
             u32 first_two[2], second_two[2];
-            split_bf16(four[0], four[1], first_two);
-            split_bf16(four[2], four[3], second_two);
-            const int place = Tiles::PairPanels::offset(Tiles::pair_row(step, 0), column / 8) + column % 8;
-            *reinterpret_cast<Vec<u32, 2>*>(z + place) = {{first_two[0], second_two[0]}};
-            *reinterpret_cast<Vec<u32, 2>*>(low_z + place) = {{first_two[1], second_two[1]}};
+            split_bf16(sa[n][0], sa[n][1], first_two);
+            split_bf16(sa[n][2], sa[n][3], second_two);
+            *reinterpret_cast<Vec<u32, 2>*>(z + 16 * 64 * n) = {{first_two[0], second_two[0]}};
+            *reinterpret_cast<Vec<u32, 2>*>(low_z + 16 * 64 * n) = {{first_two[1], second_two[1]}};
         }
         fence_proxy_async();
         named_barrier_sync(kFusedGradient, 128);

@@ -87,7 +87,10 @@ private:
             if (chunk >= 2) named_barrier_sync(kFusedDone + (chunk & 1), 384);  // of the last chunk but one
             producer.copy_values(chunk, steps);
             cp_async_commit();
-            if (chunk + 1 < order.chunks) producer.copy_rows(next, kChunk);
+            if (chunk + 1 < order.chunks) {
+                producer.copy_rows(next, kChunk);
+                producer.prefetch(x, order.number(chunk + 1), order.first(chunk + 1));
+            }
             cp_async_commit();
             cp_async_wait<2>();
             producer.put_rows(chunk, slot, steps);
@@ -118,10 +121,11 @@ private:
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
             const i64 begin = order.first(chunk);
             u32 gsa[2][4], low_gsa[2][4];
-            float gv[4][4];
+            float gv[4][4], sa[4][4];
+            gradient.load_sa(sa, begin, order.left(chunk));
             named_barrier_sync(kFusedFull, 256);
             if (chunk > 0) named_barrier_sync(kFusedRead, 384);  // of the chunk before
-            gradient.begin(chunk, begin, order.left(chunk));
+            gradient.begin(chunk, sa);
             named_barrier_arrive<384>(kFusedBegun);
             gradient.solve(chunk, slot, gsa, low_gsa, gv);
             named_barrier_arrive<384>(kFusedSolved);

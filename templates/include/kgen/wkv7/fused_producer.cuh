@@ -74,6 +74,15 @@ public:
         v_.start(tiles_.z(chunk) + first_row() + kSecond, left, Tensors::kV);
     }
 
+    // Lets L2 fetch sa and the state of a whole chunk, which other warpgroups load.
+    KGEN_DEVICE void prefetch(const Tensors& x, i64 number, i64 first) const {
+        constexpr int kLine = 128 / static_cast<int>(sizeof(typename Tensors::State)), kState = Tensors::kK * Tensors::kV;
+        const int rank = kWarpSize * opaque(warp_) + opaque(lane_id());
+        if (rank * kLine < kState) prefetch_to_l2(x.states + number * kState + rank * kLine);
+        if (rank < 2 * kChunk && rank % 2 * 32 < Tensors::kV)
+            prefetch_to_l2(x.sa.first + (first + rank / 2) * x.sa.stride + rank % 2 * 32);
+    }
+
     // Rows and decays of a chunk of `left` steps, whose inputs are there for the lane.
     KGEN_DEVICE void put_rows(int chunk, int slot, int left) const {
         sync_warp();  // for all lanes
