@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "95f52fceb3c0d362b10b30cb6de23cd9"
+HEADERS = "e34baa35a70e04cf7ca2895bb94f835e"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -526,6 +526,7 @@ def backward_warpgroups_fused(file: KernelFile, call: Call) -> Run:
     size_v = call.V
     size_k = call.K
     chunks = call.chunks
+    scale_elements = call.scale_elements
     state_bytes = call.state_bytes
     launch_1 = file.launcher(
         "wkv7_backward_columns", "ppppppppqqqqqqqqqqqqqqqqqq", block=(32 * block_warps, 1, 1),
@@ -537,7 +538,7 @@ def backward_warpgroups_fused(file: KernelFile, call: Call) -> Run:
     )
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_states = file.scratch(
-        4 * ceil_div(size_h * chunks * size_k * size_v * state_bytes, 16) + (size_h * chunks * size_v if state_bytes == 2 else 0),
+        4 * ceil_div(size_h * chunks * size_k * size_v * state_bytes, 16) + scale_elements,
         torch.float32,
     )
 
@@ -1713,6 +1714,7 @@ BACKWARD_WARPGROUPS_FUSED_NAMED: dict[str, Callable[[Call], Any]] = {
     "chunks": lambda call: (
         call.T // 32 + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T, 32)
     ),
+    "scale_elements": lambda call: call.H * call.chunks * call.V * (2 - call.state_bytes // 2),
     "sequence_heads": lambda call: call.N * call.H,
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "block_warps": lambda call: call.warps + call.row_warps,

@@ -113,7 +113,8 @@ public:
         const Tiles::StepOperand low_scores(tiles_.scores(Tiles::kScoreRLow), 0, 0);
         wgmma_fence(sums, gy);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::K>(sums, low_x.at(16 * t, 0), rows.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t)
+            wgmma_m64k16<64, Major::MN, Major::K>(sums, low_x.at(16 * t, 0), rows.at(0, 16 * t));
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::K>(sums, x.at(16 * t, 0), rest.at(0, 16 * t));
 #pragma unroll

@@ -4,7 +4,7 @@
 //
 // Four warpgroups work at once, on two chunks:
 //
-//     producer    fused_producer.cuh    rows with decays, scores and the inverse of a chunk, while others read the next
+//     producer    fused_producer.cuh    rows with decays, scores and the inverse
 //     gradient    fused_gradient.cuh    gsa, gv and G, which neither of the others needs in memory
 //     late        fused_rows.cuh        gr, ga
 //     early       fused_rows.cuh        gb, gk; gw (fused_sums.cuh)
@@ -13,8 +13,10 @@
 //
 // Shared memory: FusedTiles, from the next multiple of 1024 bytes on.
 //
-// Synchronisation: named barriers (fused_tiles.cuh). Inputs come by cp.async to the slots of rows, one chunk ahead; v
-// and gy when the chunk before the last one is done.
+// Synchronisation: named barriers (fused_tiles.cuh). The producer starts the copies of r, k, a, b and w a chunk ahead,
+// and those of v and gy with the chunk's rows.
+//
+// A Config is that of FusedTensors, and has kFinalState: whether there may be the gradient of a final state.
 #pragma once
 
 #include "kgen/wkv7/fused_gradient.cuh"
@@ -35,8 +37,8 @@ public:
     static_assert(Config::kK <= Tiles::kColumns && Config::kV <= Tiles::kColumns, "a panel has 64 columns");
 
     // tensors_of(block, N, T, H): the Tensors of a block. Each warpgroup calls it for itself, with a number that is
-    // opaque: else addresses of all tensors would take registers in all warpgroups. The repetition's extents are opaque,
-    // too: past empty inline assembly ptxas would find the same products again, and keep them.
+    // opaque: else addresses of all tensors would take registers in all warpgroups. The extents of the repetition are
+    // opaque, too: past empty inline assembly ptxas would find the same products again, and keep them.
     template <class TensorsOf>
     static KGEN_DEVICE void run(i64 N, i64 T, i64 H, TensorsOf tensors_of) {
         const int group = warpgroup_rank();

@@ -25,7 +25,7 @@
 
 namespace kgen::wkv7 {
 
-// Rows: what the loop reads (FusedTensors).
+// Tensors: FusedTensors. CopyVec: elements per copy.
 template <class Tensors, int CopyVec>
 class FusedProducer {
     using W = typename Tensors::W;
@@ -76,7 +76,8 @@ public:
 
     // Lets L2 fetch sa and the state of a whole chunk, which other warpgroups load.
     KGEN_DEVICE void prefetch(const Tensors& x, i64 number, i64 first) const {
-        constexpr int kLine = 128 / static_cast<int>(sizeof(typename Tensors::State)), kState = Tensors::kK * Tensors::kV;
+        constexpr int kLine = 128 / static_cast<int>(sizeof(typename Tensors::State));
+        constexpr int kState = Tensors::kK * Tensors::kV;
         const int rank = kWarpSize * opaque(warp_) + opaque(lane_id());
         if (rank * kLine < kState) prefetch_to_l2(x.states + number * kState + rank * kLine);
         if (rank < 2 * kChunk && rank % 2 * 32 < Tensors::kV)
@@ -155,7 +156,8 @@ public:
         }
 #pragma unroll
         for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = 0.0f;
-        const Tiles::PairOperand early(tiles_.early_rows(slot), 0, 0), rest(tiles_.early_rows(slot) + Tiles::kPairs, 0, 0);
+        const bf16* of_early = tiles_.early_rows(slot);
+        const Tiles::PairOperand early(of_early, 0, 0), rest(of_early + Tiles::kPairs, 0, 0);
         wgmma_fence(sums, x, low);
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, low[t], early.at(0, 16 * t));
