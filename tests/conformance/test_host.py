@@ -126,12 +126,16 @@ def few_dims(signature: Signature) -> bool:
     return len(signature.dims) <= 2
 
 
-def problems(signature: Signature) -> list[Problem]:
-    """Every pair of dtypes, over extents that rotate so that every extent is tried."""
+def problems(signature: Signature, every: bool = False) -> list[Problem]:
+    """Every pair of dtypes, over extents that rotate so that every extent is tried.
+
+    Every: all combinations of dtypes instead of pairs.
+    """
     found = []
     dims = len(signature.dims)
     extents = EXTENTS if dims <= 2 else SMALLER_EXTENTS if dims == 3 else SMALLEST_EXTENTS
-    for i, dtypes in enumerate(signature.dtype_pairs()):
+    chosen = signature.dtype_combinations() if every else signature.dtype_pairs()
+    for i, dtypes in enumerate(chosen):
         for j in range(len(extents)):
             shape = tuple(
                 (d.name, max(extents[(i + j + k) % len(extents)], d.smallest))
@@ -141,9 +145,21 @@ def problems(signature: Signature) -> list[Problem]:
     return found
 
 
+@cache  # four tests of each variant ask
+def problems_of(variant: Variant, signature: Signature) -> list[Problem]:
+    """Those with pairs of dtypes; all combinations where none of these allows a config.
+
+    A variant may need one value of more than two dtypes and options.
+    """
+    pairs = problems(signature)
+    fits = any(spread(variant, signature, problem, 1, ROOMY) for problem in pairs)
+    return pairs if fits else problems(signature, every=True)
+
+
 def profile_of(variant: Variant, signature: Signature) -> GpuProfile:
     """The host's, but for variants whose blocks need more shared memory whatever the config."""
-    fits = any(spread(variant, signature, problem, 1) for problem in problems(signature))
+    tried = problems_of(variant, signature)
+    fits = any(spread(variant, signature, problem, 1) for problem in tried)
     return HOST if fits else ROOMY
 
 
@@ -185,7 +201,7 @@ def inefficient(
     """
     pass_ = signature.pass_named(variant.pass_name)
     host = profile_of(variant, signature)
-    tried = problems(signature)
+    tried = problems_of(variant, signature)
     rules = {
         (problem, gpu): Feasibility(variant, pass_, problem, gpu)
         for problem in tried for gpu in (host, H200)
@@ -221,7 +237,7 @@ def _candidates(variant: Variant, signature: Signature) -> tuple[tuple[Problem, 
     gpu = profile_of(variant, signature)
     return tuple(
         (problem, config)
-        for problem in problems(signature)
+        for problem in problems_of(variant, signature)
         for config in spread(variant, signature, problem, CANDIDATES, gpu)
         if gpu is HOST or threads_of(variant, config, problem) <= MOST_THREADS
     )

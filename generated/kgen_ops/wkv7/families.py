@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "d6b55cb82e82f6b631343ca13eb38774"
+HEADERS = "1ce0d4f365aa0bc3566ff26eeccd2c36"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -469,6 +469,102 @@ def backward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
             b_stride_h, gr_stride_b, gr_stride_t, gr_stride_h, gw_stride_b, gw_stride_t,
             gw_stride_h, gk_stride_b, gk_stride_t, gk_stride_h, ga_stride_b, ga_stride_t,
             ga_stride_h, gb_stride_b, gb_stride_t, gb_stride_h, scale,
+        )
+
+    return run
+
+
+def backward_warpgroups_fused(file: KernelFile, call: Call) -> Run:
+    """Launch the backward warpgroups_fused."""
+    block_warps = call.block_warps
+    smem_bytes = call.smem_bytes
+    column_blocks = call.column_blocks
+    size_n = call.N
+    size_t = call.T
+    size_h = call.H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    a_stride_b = call.a_stride_B
+    a_stride_t = call.a_stride_T
+    a_stride_h = call.a_stride_H
+    b_stride_b = call.b_stride_B
+    b_stride_t = call.b_stride_T
+    b_stride_h = call.b_stride_H
+    fused_bytes = call.fused_bytes
+    sequence_heads = call.sequence_heads
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gw_stride_b = call.gw_stride_B
+    gw_stride_t = call.gw_stride_T
+    gw_stride_h = call.gw_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    ga_stride_b = call.ga_stride_B
+    ga_stride_t = call.ga_stride_T
+    ga_stride_h = call.ga_stride_H
+    gb_stride_b = call.gb_stride_B
+    gb_stride_t = call.gb_stride_T
+    gb_stride_h = call.gb_stride_H
+    size_b = call.B
+    size_v = call.V
+    size_k = call.K
+    chunks = call.chunks
+    scale_elements = call.scale_elements
+    state_bytes = call.state_bytes
+    launch_1 = file.launcher(
+        "wkv7_backward_columns", "ppppppppqqqqqqqqqqqqqqqqqq", block=(32 * block_warps, 1, 1),
+        smem=smem_bytes,
+    )
+    launch_2 = file.launcher(
+        "wkv7_backward_fused", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(512, 1, 1), smem=fused_bytes,
+    )
+    new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
+    new_states = file.scratch(
+        4 * ceil_div(size_h * chunks * size_k * size_v * state_bytes, 16) + scale_elements,
+        torch.float32,
+    )
+
+    def run(
+        stream: int, gy: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gw: int, gk: int, gv: int, ga: int, gb: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        sa = new_sa()
+        states = new_states()
+        launch_1(
+            stream, column_blocks, 1, 1, w, k, v, a, b, cu_seqlens, sa.data_ptr(),
+            states.data_ptr(), size_n, size_t, size_h, w_stride_b, w_stride_t, w_stride_h,
+            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b,
+            a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h,
+        )
+        launch_2(
+            stream, sequence_heads, 1, 1, gy, r, w, k, v, a, b, gfinal_state, cu_seqlens, gr, gw,
+            gk, gv, ga, gb, sa.data_ptr(), states.data_ptr(), size_n, size_t, size_h, gy_stride_b,
+            gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t,
+            w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+            a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, gr_stride_b,
+            gr_stride_t, gr_stride_h, gw_stride_b, gw_stride_t, gw_stride_h, gk_stride_b,
+            gk_stride_t, gk_stride_h, gv_stride_b, gv_stride_t, gv_stride_h, ga_stride_b,
+            ga_stride_t, ga_stride_h, gb_stride_b, gb_stride_t, gb_stride_h, scale,
         )
 
     return run
@@ -1745,6 +1841,36 @@ BACKWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
 }
 
+BACKWARD_WARPGROUPS_FUSED_NAMED: dict[str, Callable[[Call], Any]] = {
+    "chunks": lambda call: (
+        call.T // 32 + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T, 32)
+    ),
+    "scale_elements": lambda call: call.H * call.chunks * call.V * (2 - call.state_bytes // 2),
+    "sequence_heads": lambda call: call.N * call.H,
+    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
+    "block_warps": lambda call: call.warps + call.row_warps,
+    "key_tiles": lambda call: ceil_div(call.K, 16),
+    "producer_tiles": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "skew_bytes": lambda call: (
+        32 * call.row_copies * (call.warps + call.row_warps + call.row_warps * call.row_warps *
+        call.producer_tiles * call.stages)
+    ),
+    "input_bytes": lambda call: (
+        call.skew_bytes + 512 * call.stages * (call.warps + call.row_warps * call.producer_tiles *
+        (4 + call.w_itemsize // 2))
+    ),
+    "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
+    "tile_bytes": lambda call: 1040 * call.row + 17408,
+    "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
+    "fused_bytes": lambda call: 231728,
+    "needed_registers": lambda call: max(call.K // 2 + 90, 122 if call.vec == 8 else 176),
+    "registers": lambda call: (
+        min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
+        8)
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+}
+
 BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "chunks": lambda call: (
         call.T // call.chunk + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T,
@@ -2133,6 +2259,115 @@ BACKWARD = (
             lambda call: (call.state_smem + 1152) * call.state_blocks <= call.smem_per_sm,
         ),
         bind=backward_warp_specialized_segments,
+    ),
+    Family(
+        name="warpgroups_fused",
+        template="wkv7/backward_warpgroups_fused.cu.jinja",
+        constants=("K", "V"),
+        settings={},
+        parameters=(
+            Parameter("warps", (1, 2, 4, 8)),
+            Parameter("row_warps", (1, 2, 4, 8)),
+            Parameter("stages", (4, 2)),
+            Parameter("vec", (8, 4, 2, 1)),
+            Parameter("min_blocks", (1, 2, 3)),
+            Parameter("row_copies", (0, 1), default=0),
+            Parameter("state_bytes", (4, 2), default=4),
+            Parameter("consumer_scores", (0, 1), default=0),
+        ),
+        first=(
+            (4, 4, 2, 8, 2, 0, 2, 0),
+            (4, 4, 2, 8, 2, 0, 4, 0),
+        ),
+        named=BACKWARD_WARPGROUPS_FUSED_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.compute_capability == 90 or not call.on_gpu,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.w_itemsize == 2,
+            lambda call: call.initial_state_itemsize == 0,
+            lambda call: call.decay_form == 'clamp',
+            lambda call: max(call.K, call.V) <= 64,
+            lambda call: call.fused_bytes <= call.smem_per_block,
+        ),
+        fits=(
+            lambda call: call.K % call.vec == 0,
+            lambda call: call.V % call.vec == 0,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: call.needed_registers <= call.registers,
+            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.state_bytes == 4 or (call.K >= 64 and call.V >= 64),
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.r_stride_B % call.vec == 0,
+            lambda call: call.r_stride_T % call.vec == 0,
+            lambda call: call.r_stride_H % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.k_stride_H % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.v_stride_H % call.vec == 0,
+            lambda call: call.a_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.a_stride_B % call.vec == 0,
+            lambda call: call.a_stride_T % call.vec == 0,
+            lambda call: call.a_stride_H % call.vec == 0,
+            lambda call: call.b_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.b_stride_B % call.vec == 0,
+            lambda call: call.b_stride_T % call.vec == 0,
+            lambda call: call.b_stride_H % call.vec == 0,
+            lambda call: (
+                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
+            ),
+            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
+            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.gy_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gy_stride_B % call.vec == 0,
+            lambda call: call.gy_stride_T % call.vec == 0,
+            lambda call: call.gy_stride_H % call.vec == 0,
+            lambda call: call.gv_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gv_stride_B % call.vec == 0,
+            lambda call: call.gv_stride_T % call.vec == 0,
+            lambda call: call.gv_stride_H % call.vec == 0,
+            lambda call: call.gr_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gr_stride_B % call.vec == 0,
+            lambda call: call.gr_stride_T % call.vec == 0,
+            lambda call: call.gr_stride_H % call.vec == 0,
+            lambda call: call.vec * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.gw_ptr % (call.vec * call.w_itemsize) == 0,
+            lambda call: call.gw_stride_B % call.vec == 0,
+            lambda call: call.gw_stride_T % call.vec == 0,
+            lambda call: call.gw_stride_H % call.vec == 0,
+            lambda call: call.gk_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gk_stride_B % call.vec == 0,
+            lambda call: call.gk_stride_T % call.vec == 0,
+            lambda call: call.gk_stride_H % call.vec == 0,
+            lambda call: call.ga_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.ga_stride_B % call.vec == 0,
+            lambda call: call.ga_stride_T % call.vec == 0,
+            lambda call: call.ga_stride_H % call.vec == 0,
+            lambda call: call.gb_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gb_stride_B % call.vec == 0,
+            lambda call: call.gb_stride_T % call.vec == 0,
+            lambda call: call.gb_stride_H % call.vec == 0,
+        ),
+        suits=(
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.T >= 16,
+            lambda call: call.K >= 8,
+            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
+            lambda call: call.row_warps <= max(call.key_tiles, 4),
+            lambda call: call.T >= 32 and call.K > 32 or not call.on_gpu,
+        ),
+        bind=backward_warpgroups_fused,
     ),
     Family(
         name="warp_specialized",

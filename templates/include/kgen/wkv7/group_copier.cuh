@@ -13,8 +13,8 @@
 
 namespace kgen::wkv7 {
 
-// Rows of each chunk by Threads threads. Vec: elements per copy, at most 16 bytes.
-template <class T, int Vec, int Rows, int Threads>
+// Rows of each chunk by Threads threads, chunk after chunk in direction D. Vec: elements per copy, at most 16 bytes.
+template <class T, int Vec, int Rows, int Threads, Direction D = Direction::forward>
 class GroupCopier {
     static constexpr int kVec = min(Vec, 16 / static_cast<int>(sizeof(T)));
     static constexpr int kPerRow = GroupTiles::kColumns / kVec, kCopies = Rows * kPerRow / Threads;
@@ -42,7 +42,8 @@ public:
             }
             if (kSweep > 0 && n + 1 < kCopies) next_ += kSweep * stride_;
         }
-        next_ += (GroupTiles::kChunk - (kCopies - 1) * kSweep) * stride_;
+        constexpr int kAdvance = D == Direction::forward ? GroupTiles::kChunk : -GroupTiles::kChunk;
+        next_ += (kAdvance - (kCopies - 1) * kSweep) * stride_;
     }
 
     // Where an element lies.

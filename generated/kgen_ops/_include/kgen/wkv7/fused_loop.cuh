@@ -1,0 +1,202 @@
+// All gradients of wkv7 by one loop over chunks of 32 steps from the last to the first; bf16 operands (wgmma, sm_90a),
+// decays of the form clamp alone, up to 64 keys and value features. A block has a head; the states before all chunks
+// and sa are those of an earlier kernel.
+//
+// Four warpgroups work at once, on two chunks:
+//
+//     producer    fused_producer.cuh    rows with decays, scores and the inverse
+//     gradient    fused_gradient.cuh    gsa, gv and G, which neither of the others needs in memory
+//     late        fused_rows.cuh        gr, ga
+//     early       fused_rows.cuh        gb, gk; gw (fused_sums.cuh)
+//
+// NaN and Inf: where a result is not finite the block computes its sequence again, step by step.
+//
+// Shared memory: FusedTiles, from the next multiple of 1024 bytes on.
+//
+// Synchronisation: named barriers (fused_tiles.cuh). The producer starts the copies of r, k, a, b and w a chunk ahead,
+// and those of v and gy with the chunk's rows.
+//
+// A Config is that of FusedTensors, and has kFinalState: whether there may be the gradient of a final state.
+#pragma once
+
+#include "kgen/wkv7/fused_gradient.cuh"
+#include "kgen/wkv7/fused_producer.cuh"
+#include "kgen/wkv7/fused_rows.cuh"
+#include "kgen/wkv7/fused_sums.cuh"
+
+namespace kgen::wkv7 {
+
+template <class Config, class State>
+class FusedLoop {
+public:
+    using Tensors = FusedTensors<Config, State>;
+    using Tiles = FusedTiles;
+    static constexpr int kChunk = Tiles::kChunk, kThreads = 512;
+    static constexpr int kSmemBytes = Tiles::kBytes + SwizzledPanels<8>::kBytes;
+    static_assert(Config::kForm == DecayForm::clamp, "1 / P has a bound in this form alone");
+    static_assert(Config::kK <= Tiles::kColumns && Config::kV <= Tiles::kColumns, "a panel has 64 columns");
+
+    // tensors_of(block, N, T, H): the Tensors of a block. Each warpgroup calls it for itself, with a number that is
+    // opaque: else addresses of all tensors would take registers in all warpgroups. The extents of the repetition are
+    // opaque, too: past empty inline assembly ptxas would find the same products again, and keep them.
+    template <class TensorsOf>
+    static KGEN_DEVICE void run(i64 N, i64 T, i64 H, TensorsOf tensors_of) {
+        const int group = warpgroup_rank();
+        float nonfinite = 0.0f;  // becomes NaN if a result is not finite
+        if (group == 0) {
+            produce(tensors_of(own_block(), N, T, H));
+        } else if (group == 1) {
+            differentiate(tensors_of(own_block(), N, T, H), nonfinite);
+        } else if (group == 2) {
+            compute_late(tensors_of(own_block(), N, T, H));
+        } else {
+            compute_early(tensors_of(own_block(), N, T, H), nonfinite);
+        }
+        if (block_any_nonfinite<kThreads / kWarpSize>(nonfinite)) {
+            const u32 zero = static_cast<u32>(H >> 63);
+            opaque(N, zero);
+            opaque(T, zero);
+            opaque(H, zero);
+            tensors_of(own_block(), N, T, H).template step_by_step<kThreads>();
+        }
+    }
+
+private:
+    static KGEN_DEVICE Tiles tiles() { return {reinterpret_cast<bf16*>(align_panels(dynamic_smem<char>()))}; }
+    static KGEN_DEVICE int own_block() { return opaque(static_cast<int>(blockIdx.x)); }
+    // Chunks from the last to the first.
+    struct Order {
+        int chunks, last;  // steps of the last chunk in time
+
+        KGEN_DEVICE explicit Order(i64 steps)
+            : chunks(static_cast<int>(ceil_div(steps, i64{kChunk}))),
+              last(static_cast<int>(steps - i64{chunks - 1} * kChunk)) {}
+        // A chunk's number in time, its first step and its steps.
+        KGEN_DEVICE int number(int chunk) const { return chunks - 1 - chunk; }
+        KGEN_DEVICE i64 first(int chunk) const { return i64{number(chunk)} * kChunk; }
+        KGEN_DEVICE int left(int chunk) const { return chunk == 0 ? last : kChunk; }
+    };
+    static KGEN_DEVICE void produce(const Tensors& x) {
+        const Order order(x.steps);
+        if (order.chunks == 0) return;
+        FusedProducer<Tensors, Config::kVec> producer(tiles(), warp_in_warpgroup(), x, order.first(0));
+        producer.copy_rows(0, order.left(0));
+        cp_async_commit();
+        int slot = 0;
+#pragma unroll 1
+        for (int chunk = 0; chunk < order.chunks; ++chunk) {
+            const int next = Tiles::next_slot(slot), steps = order.left(chunk);
+            if (chunk >= 2) named_barrier_sync(kFusedDone + (chunk & 1), 384);  // of the last chunk but one
+            producer.copy_values(chunk, steps);
+            cp_async_commit();
+            if (chunk + 1 < order.chunks) {
+                producer.copy_rows(next, kChunk);
+                producer.prefetch(x, order.number(chunk + 1), order.first(chunk + 1));
+            }
+            cp_async_commit();
+            cp_async_wait<2>();
+            producer.put_rows(chunk, slot, steps);
+            float sums[8][4];
+            producer.multiply(slot, sums);
+            typename FusedProducer<Tensors, Config::kVec>::Scores scores;
+            producer.round_scores(scores, sums);
+            if (chunk > 0) named_barrier_sync(kFusedConsumed, 256);  // of the chunk before
+            producer.put_scores(scores);
+            if (warp_in_warpgroup() == (chunk & 3)) producer.put_inverse();
+            cp_async_wait<1>();
+            fence_proxy_async();
+            named_barrier_arrive<256>(kFusedFull);
+            slot = next;
+        }
+        named_barrier_sync(kFusedConsumed, 256);  // each arrival has its wait
+        if (order.chunks > 1) named_barrier_sync(kFusedDone + (order.chunks & 1), 384);
+        named_barrier_sync(kFusedDone + (order.chunks - 1 & 1), 384);
+        cp_async_wait<0>();
+    }
+
+    static KGEN_DEVICE void differentiate(const Tensors& x, float& nonfinite) {
+        const Order order(x.steps);
+        if (order.chunks == 0) return;
+        FusedGradient<Tensors> gradient(tiles(), warp_in_warpgroup(), x);
+        int slot = 0;
+#pragma unroll 1
+        for (int chunk = 0; chunk < order.chunks; ++chunk) {
+            const i64 begin = order.first(chunk);
+            u32 gsa[2][4], low_gsa[2][4];
+            float gv[4][4], sa[4][4];
+            gradient.load_sa(sa, begin, order.left(chunk));
+            named_barrier_sync(kFusedFull, 256);
+            if (chunk > 0) named_barrier_sync(kFusedRead, 384);  // of the chunk before
+            gradient.begin(chunk, sa);
+            named_barrier_arrive<384>(kFusedBegun);
+            gradient.solve(chunk, slot, gsa, low_gsa, gv);
+            named_barrier_arrive<384>(kFusedSolved);
+            gradient.finish(chunk, slot, gsa, low_gsa, gv);
+            named_barrier_arrive<256>(kFusedConsumed);
+            gradient.write(begin, order.left(chunk), gv, nonfinite);
+            gradient.put_end(chunk, order.number(chunk));
+            named_barrier_arrive<384>(kFusedExchanged + (chunk & 1));
+            slot = Tiles::next_slot(slot);
+        }
+        named_barrier_sync(kFusedRead, 384);
+    }
+
+    static KGEN_DEVICE void compute_late(const Tensors& x) {
+        const Order order(x.steps);
+        if (order.chunks == 0) return;
+        const FusedRows<Tensors, true> rows(tiles(), warp_in_warpgroup(), x);
+        int slot = 0;
+#pragma unroll 1
+        for (int chunk = 0; chunk < order.chunks; ++chunk) {
+            float sums[8][4];
+            u32 first_pairs[8], second_pairs[8];
+            if (chunk > 0) named_barrier_sync(kFusedSummed, 256);  // of the chunk before
+            rows.put_state(order.number(chunk));
+            named_barrier_sync(kFusedLate, 128);
+            compute(rows, chunk, slot, sums);
+            named_barrier_sync(kFusedLate, 128);  // all warps have read S
+            rows.finish(chunk, slot, sums, first_pairs, second_pairs);
+            named_barrier_arrive<384>(kFusedExchanged + (chunk & 1));
+            named_barrier_arrive<384>(kFusedDone + (chunk & 1));
+            rows.write(x.gr, first_pairs, order.first(chunk), order.left(chunk));
+            rows.write(x.ga, second_pairs, order.first(chunk), order.left(chunk));
+            slot = Tiles::next_slot(slot);
+        }
+        named_barrier_sync(kFusedSummed, 256);
+    }
+
+    static KGEN_DEVICE void compute_early(const Tensors& x, float& nonfinite) {
+        const Order order(x.steps);
+        if (order.chunks == 0) return;
+        const FusedRows<Tensors, false> rows(tiles(), warp_in_warpgroup(), x);
+        FusedSums<Tensors> running(tiles(), warp_in_warpgroup(), x);
+        if (Config::kFinalState && x.gfinal != nullptr)
+            running.begin(order.number(0), order.first(0), order.left(0));
+        int slot = 0;
+#pragma unroll 1
+        for (int chunk = 0; chunk < order.chunks; ++chunk) {
+            float sums[8][4];
+            u32 first_pairs[8], second_pairs[8];
+            compute(rows, chunk, slot, sums);
+            rows.finish(chunk, slot, sums, first_pairs, second_pairs);
+            named_barrier_arrive<384>(kFusedDone + (chunk & 1));
+            rows.write(x.gb, first_pairs, order.first(chunk), order.left(chunk));
+            rows.write(x.gk, second_pairs, order.first(chunk), order.left(chunk));
+            named_barrier_sync(kFusedExchanged + (chunk & 1), 384);
+            running.put(chunk, order.first(chunk), order.left(chunk), nonfinite);
+            slot = Tiles::next_slot(slot);
+        }
+    }
+
+    template <class Rows>
+    static KGEN_DEVICE void compute(const Rows& rows, int chunk, int slot, float (&sums)[8][4]) {
+        u32 scores[4][4], low_scores[4][4];
+        named_barrier_sync(kFusedBegun, 384);
+        named_barrier_sync(kFusedSolved, 384);
+        rows.read(chunk, sums, scores, low_scores);
+        named_barrier_arrive<384>(kFusedRead);
+        rows.add_steps(slot, sums, scores, low_scores);
+    }
+};
+
+}  // namespace kgen::wkv7

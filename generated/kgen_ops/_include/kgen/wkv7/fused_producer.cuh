@@ -1,0 +1,284 @@
+// The producer warpgroup of fused_loop.cuh: rows with decays, scores and the inverse of a chunk of 32 steps of wkv7, in
+// two bf16 terms; chunks from the last to the first. Decays of the form clamp alone.
+//
+//     A_t = a_t P_{t-1}     R_t = scale r_t P_t     K_t = k_t / P_t     B_t = b_t / P_t
+//
+// Scores are one product [R; A] [B; K]^T by wgmma (sm_90a).
+//
+// Rows: a warp has eight steps, of which it copies the inputs itself. A lane has four keys of four steps, as in
+// group_producer.cuh.
+//
+// Steps after the last one have zeros, and decays of 1: G passes them first. 1 / P is below exp(19.5); inputs above
+// 2^99 may give Inf: the loop then computes step by step.
+//
+// Shared memory, barriers: fused_tiles.cuh. All warps call all functions.
+#pragma once
+
+#include "kgen/chunked/chunk_mma.cuh"
+#include "kgen/primitives/bulk_copy.cuh"
+#include "kgen/primitives/registers.cuh"
+#include "kgen/primitives/split_bf16.cuh"
+#include "kgen/wkv7/decay.cuh"
+#include "kgen/wkv7/fused_tiles.cuh"
+#include "kgen/wkv7/group_copier.cuh"
+#include "kgen/wkv7/group_inverse.cuh"
+
+namespace kgen::wkv7 {
+
+// Tensors: FusedTensors. CopyVec: elements per copy.
+template <class Tensors, int CopyVec>
+class FusedProducer {
+    using W = typename Tensors::W;
+    using Tiles = FusedTiles;
+    static constexpr int kChunk = Tiles::kChunk, kSteps = 8, kLaneSteps = 4, kLaneKeys = 4;
+    using Words = Vec<u32, 2>;
+    template <class T>
+    using Copier = GroupCopier<T, CopyVec, kSteps, kWarpSize, Direction::backward>;
+
+public:
+    // `begin`: the first step of the last chunk.
+    KGEN_DEVICE FusedProducer(const Tiles& tiles, int warp, const Tensors& x, i64 begin)
+        : tiles_(tiles),
+          warp_(warp),
+          scale_(x.scale),
+          r_(x.r, begin + kSteps * warp, lane_id()),
+          k_(x.k, begin + kSteps * warp, lane_id()),
+          a_(x.a, begin + kSteps * warp, lane_id()),
+          b_(x.b, begin + kSteps * warp, lane_id()),
+          v_(x.v, begin + kSteps * warp, lane_id()),
+          gy_(x.gy, begin + kSteps * warp, lane_id()),
+          w_(x.w, begin + kSteps * warp, lane_id()) {
+        const int rank = kWarpSize * warp + lane_id();
+        u32* scores = reinterpret_cast<u32*>(tiles.scores(0));  // those of steps with later ones stay zero
+        for (int i = rank; i < 2 * Tiles::kSteps; i += 4 * kWarpSize) scores[i] = 0;
+        for (int i = rank; i < 3 * Tiles::kBlock; i += 4 * kWarpSize) tiles.triangle(0)[i] = 0.0f;
+        u32* low = reinterpret_cast<u32*>(tiles.low_y());
+        for (int i = rank; i < Tiles::kPairs; i += 4 * kWarpSize) low[i] = 0;
+        if (rank < Tiles::kColumns) tiles.products(0)[rank] = tiles.products(1)[rank] = 1.0f;
+    }
+
+    // Start the copies of a chunk: r, k, a, b and w, or v and gy. `left`: its steps.
+    KGEN_DEVICE void copy_rows(int slot, int left) {
+        left = of_warp(left);
+        bf16* late = tiles_.late_rows(slot) + first_row();
+        bf16* early = tiles_.early_rows(slot) + first_row();
+        w_.start(late + Tiles::kPairs, left, Tensors::kK);
+        a_.start(late + kSecond, left, Tensors::kK);
+        r_.start(late, left, Tensors::kK);
+        k_.start(early + kSecond, left, Tensors::kK);
+        b_.start(early, left, Tensors::kK);
+    }
+    KGEN_DEVICE void copy_values(int chunk, int left) {
+        left = of_warp(left);
+        gy_.start(tiles_.y(chunk) + first_row(), left, Tensors::kV);
+        v_.start(tiles_.z(chunk) + first_row() + kSecond, left, Tensors::kV);
+    }
+
+    // Lets L2 fetch sa and the state of a whole chunk, which other warpgroups load.
+    KGEN_DEVICE void prefetch(const Tensors& x, i64 number, i64 first) const {
+        constexpr int kLine = 128 / static_cast<int>(sizeof(typename Tensors::State));
+        constexpr int kState = Tensors::kK * Tensors::kV;
+        const int rank = kWarpSize * opaque(warp_) + opaque(lane_id());
+        if (rank * kLine < kState) prefetch_to_l2(x.states + number * kState + rank * kLine);
+        if (rank < 2 * kChunk && rank % 2 * 32 < Tensors::kV)
+            prefetch_to_l2(x.sa.first + (first + rank / 2) * x.sa.stride + rank % 2 * 32);
+    }
+
+    // Rows and decays of a chunk of `left` steps, whose inputs are there for the lane.
+    KGEN_DEVICE void put_rows(int chunk, int slot, int left) const {
+        sync_warp();  // for all lanes
+        bf16* late = tiles_.late_rows(slot) + first_row();
+        bf16* early = tiles_.early_rows(slot) + first_row();
+        const OwnKeys own(opaque(lane_id()));
+        // 1. Sums of logarithms: of the lane's steps, then of all before them.
+        float sums[kLaneSteps][kLaneKeys], before[kLaneKeys];
+        const int existing = of_warp(left) - (own.late ? kLaneSteps : 0);
+#pragma unroll
+        for (int s = 0; s < kLaneSteps; ++s) {
+            read_logs(sums[s], late + Tiles::kPairs + own.place(s), s < existing);
+#pragma unroll
+            for (int x = 0; x < kLaneKeys; ++x)
+                if (s > 0) sums[s][x] += sums[s > 0 ? s - 1 : 0][x];
+        }
+        Vec<float, kLaneKeys> total;
+#pragma unroll
+        for (int x = 0; x < kLaneKeys; ++x) {
+            const float all = sums[kLaneSteps - 1][x], other = shfl_xor(all, 16);
+            before[x] = own.late ? other : 0.0f;
+            total[x] = all + other;
+        }
+        if (warp_ < 3) *reinterpret_cast<Vec<float, kLaneKeys>*>(tiles_.totals(warp_) + own.key) = total;
+        named_barrier_sync(kFusedProducers, 128);
+#pragma unroll
+        for (int other = 0; other < 3; ++other) {
+            if (other >= warp_) break;
+            const auto earlier = *reinterpret_cast<const Vec<float, kLaneKeys>*>(tiles_.totals(other) + own.key);
+#pragma unroll
+            for (int x = 0; x < kLaneKeys; ++x) before[x] += earlier[x];
+        }
+        // 2. Rows.
+        Vec<float, kLaneKeys> product;
+        float scaled[kLaneKeys];
+#pragma unroll
+        for (int x = 0; x < kLaneKeys; ++x) product[x] = fast_exp2(before[x]);
+        float* const products = tiles_.products(chunk) + 64 * (kSteps * warp_ + (own.late ? kLaneSteps : 0));
+#pragma unroll
+        for (int s = 0; s < kLaneSteps; ++s) {
+            const int at = own.place(s);
+            put_row(late + kSecond + at, product.data);
+            float inverse[kLaneKeys];
+#pragma unroll
+            for (int x = 0; x < kLaneKeys; ++x) {
+                const float sum = before[x] + sums[s][x];
+                product[x] = fast_exp2(sum);
+                inverse[x] = fast_exp2(-sum);
+                scaled[x] = scale_ * product[x];
+            }
+            put_row(late + at, scaled);
+            put_row(early + kSecond + at, inverse);
+            put_row(early + at, inverse);
+            // Tiles::float_place(step + s + 1, own.key), as step is a multiple of 4.
+            *reinterpret_cast<Vec<float, kLaneKeys>*>(products + (own.key ^ (s + 1) % 4 * 8) + 64 * (s + 1)) = product;
+        }
+        fence_proxy_async();
+        named_barrier_sync(kFusedProducers, 128);
+    }
+
+    // [R; A] [B; K]^T of a chunk: the warp's rows are those of its eight steps.
+    KGEN_DEVICE void multiply(int slot, float (&sums)[8][4]) const {
+        const bf16* late = tiles_.late_rows(slot) + first_row();
+        u32 x[4][4], low[4][4];
+        const PanelRows rows(late, opaque(lane_id())), low_rows(late + Tiles::kPairs, opaque(lane_id()));
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            rows.read(x[t], t);
+            low_rows.read(low[t], t);
+        }
+#pragma unroll
+        for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = 0.0f;
+        const bf16* of_early = tiles_.early_rows(slot);
+        const Tiles::PairOperand early(of_early, 0, 0), rest(of_early + Tiles::kPairs, 0, 0);
+        wgmma_fence(sums, x, low);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, low[t], early.at(0, 16 * t));
+#pragma unroll
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, x[t], rest.at(0, 16 * t));
+#pragma unroll
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, x[t], early.at(0, 16 * t));
+        wgmma_commit();
+        wgmma_wait<0>(sums, x, low);
+    }
+
+    // The warp's scores: early tile of eight steps; R B^T, R K^T, A K^T of two terms, or A B^T in fp32; words.
+    using Scores = u32[4][4][2];
+
+    // Scores from these products, in registers: those of the chunk before may still be read.
+    KGEN_DEVICE void round_scores(Scores& scores, const float (&sums)[8][4]) const {
+        const int rank = opaque(lane_id()), limit = rank / 4 - 2 * (rank % 4);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            if (n > warp_) break;
+            const int distance = limit + 8 * (warp_ - n);
+            float of[4][2];  // R B, A B, R K, A K
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const bool read = i % 2 <= distance - i / 2 % 2;  // R reads its own step
+                of[i / 2][i % 2] = read ? sums[2 * n + i / 4][i % 4] : 0.0f;
+            }
+            split_bf16(of[0][0], of[0][1], scores[n][0]);
+            split_bf16(of[2][0], of[2][1], scores[n][1]);
+            split_bf16(of[3][0], of[3][1], scores[n][2]);
+            scores[n][3][0] = bit_cast<u32>(of[1][0]);
+            scores[n][3][1] = bit_cast<u32>(of[1][1]);
+        }
+    }
+
+    // To shared memory. Nothing reads those of the chunk before any more.
+    KGEN_DEVICE void put_scores(const Scores& scores) const {
+        const int rank = opaque(lane_id());
+        const MmaLane lane{rank / 4, rank % 4};
+        const int row = 64 * (kSteps * warp_ + lane.g);
+        float* triangle =
+            tiles_.triangle(warp_ / 2) + (8 * (warp_ % 2) + lane.g) * Tiles::kBlockRow + 2 * lane.q;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            if (n > warp_) break;
+#pragma unroll
+            for (int term = 0; term < 2; ++term) {
+                bf16* of_r = tiles_.scores(Tiles::kScoreR + term) + row;
+                put_pair(of_r, lane, 2 * n, scores[n][0][term]);
+                put_pair(of_r, lane, 2 * n + 1, scores[n][1][term]);
+                put_pair(tiles_.scores(Tiles::kScoreAK) + row, lane, n + 4 * term, scores[n][2][term]);
+            }
+            *reinterpret_cast<Vec<u32, 2>*>(triangle + n / 2 * Tiles::kBlock + n % 2 * 8) = {
+                {scores[n][3][0], scores[n][3][1]}};
+        }
+        named_barrier_sync(kFusedProducers, 128);
+    }
+    // For one warp.
+    KGEN_DEVICE void put_inverse() const { GroupInverse<Tiles>::put(tiles_); }
+
+private:
+    static constexpr int kSecond = 8 * 64;  // from a row of a pair panel to the other one of its step
+
+    // What a lane has of the warp's steps. Functions get it from an opaque lane, lest the compiler keeps all places
+    // in registers from chunk to chunk.
+    struct OwnKeys {
+        bool late;  // whether it has the last four steps
+        int key;    // its first one
+        int first;  // where its keys of its first step lie, from the warp's first row of a tile on
+
+        KGEN_DEVICE explicit OwnKeys(int lane)
+            : late(lane >= 16),
+              key(lane % 16 * kLaneKeys),
+              first(Tiles::PairPanels::offset(lane / 16 * kLaneSteps, key / 8) + key % 8) {}
+        // The same of a later step.
+        KGEN_DEVICE int place(int s) const { return (first ^ 8 * s) + 64 * s; }
+    };
+
+    KGEN_DEVICE int first_row() const { return 64 * 2 * kSteps * opaque(warp_); }
+    // Of `left` steps of a chunk, those of the warp.
+    KGEN_DEVICE int of_warp(int left) const { return max(min(left - kSteps * warp_, kSteps), 0); }
+
+    template <class T>
+    static KGEN_DEVICE float value(const Words& words, int x) {
+        const f32x2 two = unpack2<T>(words[x / 2]);
+        return x % 2 == 0 ? two.x : two.y;
+    }
+
+    // The base-2 logarithms of the decays of a lane's step.
+    static KGEN_DEVICE void read_logs(float (&logs)[kLaneKeys], const bf16* at, bool exists) {
+        const Words words = *reinterpret_cast<const Words*>(at);
+#pragma unroll
+        for (int x = 0; x < kLaneKeys; ++x) logs[x] = exists ? fast_clamp_log2(value<W>(words, x)) : 0.0f;
+    }
+
+    // The lane's keys of a step: inputs become rows.
+    static KGEN_DEVICE void put_row(bf16* at, const float (&factors)[kLaneKeys]) {
+        const Words values = *reinterpret_cast<const Words*>(at);
+        Words words[2];
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+            u32 terms[2];
+            split_bf16(value<bf16>(values, 2 * pair) * factors[2 * pair],
+                       value<bf16>(values, 2 * pair + 1) * factors[2 * pair + 1], terms);
+            words[0][pair] = terms[0];
+            words[1][pair] = terms[1];
+        }
+        *reinterpret_cast<Words*>(at) = words[0];
+        *reinterpret_cast<Words*>(at + Tiles::kPairs) = words[1];
+    }
+
+    // Two scores of a row, from columns 8 tile + 2 q on.
+    static KGEN_DEVICE void put_pair(bf16* row, const MmaLane& lane, int tile, u32 pair) {
+        *reinterpret_cast<u32*>(row + (tile ^ lane.g) * 8 + 2 * lane.q) = pair;
+    }
+
+    Tiles tiles_;
+    int warp_;
+    float scale_;
+    Copier<bf16> r_, k_, a_, b_, v_, gy_;
+    Copier<W> w_;
+};
+
+}  // namespace kgen::wkv7

@@ -1,0 +1,242 @@
+// The warpgroups of fused_loop.cuh that compute gr and ga (Late), and gb and gk, of a chunk of 32 steps of wkv7.
+//
+// With E = [R; A], F = [B; K], Y = [gy; gsa], Z = [sa; v], S the state before the chunk, X = diag(P_32) G, and
+// D = Y Z^T where R reads its own and earlier steps, A earlier ones:
+//
+//     [gR; gA] = Y S^T + D F        gr_t = scale P_t gR_t     ga_t = P_{t-1} gA_t
+//     [gB; gK] = Z X^T + D^T E      gb_t = gB_t / P_t         gk_t = gK_t / P_t
+//
+// Each warpgroup computes D, or its transpose, for itself: accumulators become operands A. A warp has eight steps. All
+// operands have two terms, but for gy and v, which are bf16.
+//
+// Shared memory, barriers: fused_tiles.cuh.
+#pragma once
+
+#include "kgen/chunked/chunk_attention.cuh"
+#include "kgen/primitives/bulk_copy.cuh"
+#include "kgen/primitives/registers.cuh"
+#include "kgen/primitives/split_bf16.cuh"
+#include "kgen/wkv7/fused_tensors.cuh"
+#include "kgen/wkv7/fused_tiles.cuh"
+
+namespace kgen::wkv7 {
+
+template <class Tensors, bool Late>
+class FusedRows {
+    using Tiles = FusedTiles;
+    using Operand = Tiles::PairOperand;
+    using State = typename Tensors::State;
+    static constexpr int kPairs = Tiles::kPairs;
+
+public:
+    KGEN_DEVICE FusedRows(const Tiles& tiles, int warp, const Tensors& x) : tiles_(tiles), warp_(warp), x_(x) {}
+
+    // S before a chunk, transposed, to shared memory. A warp has 16 keys.
+    KGEN_DEVICE void put_state(i64 number) const {
+        const int warp = opaque(warp_);
+        const int lane = opaque(lane_id()), column = 2 * (lane % 4), key = 16 * warp + lane / 4;
+        const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
+        bf16* to = tiles_.state() + Tiles::PairPanels::offset(row, piece);
+        const State* const from = x_.states + (number * Tensors::kK + key) * Tensors::kV + column;
+        const float* const scales = kScaled<State> ? x_.scales + number * Tensors::kV + column : nullptr;
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            u32 words[4], low[4];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int further = 16 * t + 8 * half, width = Tensors::kV == 64 ? 2 : Tensors::kV - column - further;
+                float factors[2] = {1.0f, 1.0f};
+                if constexpr (kScaled<State>) load_two(factors, scales + further, width);
+#pragma unroll
+                for (int n = 0; n < 2; ++n) {
+                    float two[2] = {};
+                    if (Tensors::is_key(key + 8 * n)) load_two(two, from + 8 * n * Tensors::kV + further, width);
+                    u32 terms[2];
+                    split_bf16(two[0] * factors[0], two[1] * factors[1], terms);
+                    words[n + 2 * half] = terms[0];
+                    low[n + 2 * half] = terms[1];
+                }
+            }
+            stmatrix_transposed(words, to + 16 * 64 * t);
+            stmatrix_transposed(low, to + 16 * 64 * t + kPairs);
+        }
+        fence_proxy_async();
+    }
+
+    // What the steps have of the state, or of X, and D. Then neither is read any more, nor are Y and Z.
+    KGEN_DEVICE void read(int chunk, float (&sums)[8][4], u32 (&scores)[4][4], u32 (&low_scores)[4][4]) const {
+        const int warp = opaque(warp_);
+        const int lane = opaque(lane_id());
+        const bf16* its = (Late ? tiles_.y(chunk) : tiles_.z(chunk)) + 64 * 16 * warp;
+        const Operand low(Late ? tiles_.low_y() : tiles_.low_z(), 0, 0);
+        u32 own[4][4];
+        const PanelRows rows(its, lane);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) rows.read(own[t], t);
+        float products[8][4];
+#pragma unroll
+        for (int i = 0; i < 32; ++i) products[i / 4][i % 4] = sums[i / 4][i % 4] = 0.0f;
+        const Operand other(Late ? tiles_.z(chunk) : tiles_.y(chunk), 0, 0);
+        const Operand low_other(Late ? tiles_.low_z() : tiles_.low_y(), 0, 0);
+        const bf16* state = Late ? tiles_.state() : tiles_.x();
+        wgmma_fence(products, sums, own);
+        multiply<Major::K>(products, own, low, other, low_other);
+        wgmma_commit();
+        multiply<Late ? Major::MN : Major::K>(sums, own, low, Operand(state, 0, 0), Operand(state + kPairs, 0, 0));
+        wgmma_commit();
+        wgmma_wait<0>(products, sums, own);
+        // The step of row g, and of column 0 of a lane's first tile.
+        const int distance = 8 * warp + lane / 4 - 2 * (lane % 4);
+#pragma unroll
+        for (int t = 0; t < 4; ++t)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                // Rows of the second kind are i % 2 == 1, columns of the second kind i / 2 == 1.
+                float two[2];
+#pragma unroll
+                for (int x = 0; x < 2; ++x) {
+                    const int later = Late ? distance - 8 * t - x : 8 * t + x - distance;
+                    const bool strict = Late ? i % 2 == 1 : i / 2 == 1;  // A reads earlier steps alone
+                    const bool is_read = later >= (strict ? 1 : 0);
+                    two[x] = is_read ? products[2 * t + i / 2][i % 2 * 2 + x] : 0.0f;
+                }
+                u32 terms[2];
+                split_bf16(two[0], two[1], terms);
+                scores[t][i] = terms[0];
+                low_scores[t][i] = terms[1];
+            }
+    }
+
+    // What they have of the chunk's steps.
+    KGEN_DEVICE void add_steps(int slot, float (&sums)[8][4], u32 (&scores)[4][4], u32 (&low_scores)[4][4]) const {
+        const bf16* rows = Late ? tiles_.early_rows(slot) : tiles_.late_rows(slot);
+        wgmma_fence(sums, scores, low_scores);
+        multiply<Major::MN>(sums, scores, low_scores, Operand(rows, 0, 0), Operand(rows + kPairs, 0, 0));
+        wgmma_commit();
+        wgmma_wait<0>(sums, scores, low_scores);
+    }
+
+    // The gradients, as pairs, of a lane's tiles; products with their rows go to shared memory.
+    KGEN_DEVICE void finish(int chunk, int slot, const float (&sums)[8][4], u32 (&first)[8], u32 (&second)[8]) const {
+        const int warp = opaque(warp_);
+        const int rank = opaque(lane_id());
+        const MmaLane lane{rank / 4, rank % 4};
+        const int step = 8 * warp + lane.g, column = 2 * lane.q;
+        const int until = Tiles::float_place(step + 1, column), before = Tiles::float_place(step, column);
+        const bf16* own = (Late ? tiles_.late_rows(slot) : tiles_.early_rows(slot)) + 64 * 16 * warp;
+        const PanelRows rows(own, rank), low_rows(own + kPairs, rank);
+        const float* const products = tiles_.products(chunk);
+        float* const of_first = Late ? tiles_.of_r() : tiles_.of_early();
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            u32 high[4], low[4];
+            rows.read(high, t);
+            low_rows.read(low, t);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const int tile = 2 * t + n, place = Tiles::tile_place(before, tile);
+                const f32x2 one = sum(high[2 * n], low[2 * n]), two = sum(high[2 * n + 1], low[2 * n + 1]);
+                const float(&of)[4] = sums[tile];
+                const auto p = *reinterpret_cast<const Vec<float, 2>*>(products + Tiles::tile_place(until, tile));
+                if constexpr (Late) {
+                    const auto q = *reinterpret_cast<const Vec<float, 2>*>(products + place);
+                    *reinterpret_cast<Vec<float, 2>*>(of_first + place) = {{one.x * of[0], one.y * of[1]}};
+                    *reinterpret_cast<Vec<float, 2>*>(tiles_.of_a() + place) = {{two.x * of[2], two.y * of[3]}};
+                    first[tile] = pack2<bf16>(of[0] * (x_.scale * p[0]), of[1] * (x_.scale * p[1]));
+                    second[tile] = pack2<bf16>(of[2] * q[0], of[3] * q[1]);
+                } else {
+                    *reinterpret_cast<Vec<float, 2>*>(of_first + place) = {
+                        {fma(two.x, of[2], one.x * of[0]), fma(two.y, of[3], one.y * of[1])}};
+                    const float x = fast_reciprocal(p[0]), y = fast_reciprocal(p[1]);
+                    first[tile] = pack2<bf16>(of[0] * x, of[1] * y);
+                    second[tile] = pack2<bf16>(of[2] * x, of[3] * y);
+                }
+            }
+        }
+    }
+
+    // Gradients of a chunk of `left` steps from step `begin` on.
+    KGEN_DEVICE void write(const Rows<bf16>& to, const u32 (&pairs)[8], i64 begin, int left) const {
+        const int warp = opaque(warp_);
+        const int rank = opaque(lane_id());
+        const MmaLane lane{rank / 4, rank % 4};
+        const int step = 8 * warp + lane.g;
+        Vec<u32, 2> quads[4];  // else pairs of both tiles
+#pragma unroll
+        for (int t = 0; t < 4; ++t)
+            quads[t] = Tensors::kVec % 4 == 0 ? quad_of_pairs(pairs[2 * t], pairs[2 * t + 1])
+                                              : Vec<u32, 2>{{pairs[2 * t], pairs[2 * t + 1]}};
+        if (step >= left) return;
+        const int first = Tensors::kVec % 4 == 0 ? column_of_quad() : 2 * lane.q;
+        bf16* const row = to.at(begin + step) + first;
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            if constexpr (Tensors::kVec % 4 == 0) {
+                if (Tensors::is_key(16 * t + first)) *reinterpret_cast<Vec<u32, 2>*>(row + 16 * t) = quads[t];
+            } else {
+#pragma unroll
+                for (int n = 0; n < 2; ++n) store_pair(row + 16 * t + 8 * n, first + 16 * t + 8 * n, quads[t][n]);
+            }
+        }
+    }
+
+    static KGEN_DEVICE void store_pair(bf16* to, int column, u32 pair) {
+        if constexpr (Tensors::kVec % 2 == 0) {
+            if (Tensors::is_key(column)) *reinterpret_cast<u32*>(to) = pair;
+        } else {
+            const auto two = bit_cast<Vec<bf16, 2>>(pair);
+#pragma unroll
+            for (int x = 0; x < 2; ++x)
+                if (Tensors::is_key(column + x)) to[x] = two[x];
+        }
+    }
+
+private:
+    // Two value features, of which `width` exist.
+    template <class T>
+    static KGEN_DEVICE void load_two(float (&to)[2], const T* from, int width) {
+        if constexpr (Tensors::kVec % 2 == 0) {
+            if (width > 0) to_floats(load_vec<2>(from), to);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (i < width) to[i] = to_float(from[i]);
+        }
+    }
+
+    template <Major M>
+    static KGEN_DEVICE Operand at(const Operand& x, int fragment) {
+        return M == Major::K ? x.at(0, 16 * fragment) : x.at(16 * fragment, 0);
+    }
+    // One term of a fragment of x: in registers, or rows in shared memory.
+    template <Major M>
+    static KGEN_DEVICE void multiply(float (&sums)[8][4], const u32 (&x)[4][4], const Operand& y, int fragment) {
+        wgmma_m64k16<64, M>(sums, x[fragment], at<M>(y, fragment));
+    }
+    template <Major M>
+    static KGEN_DEVICE void multiply(float (&sums)[8][4], const Operand& x, const Operand& y, int fragment) {
+        wgmma_m64k16<64, Major::K, M>(sums, x.at(0, 16 * fragment), at<M>(y, fragment));
+    }
+    // sums += x y, of two terms each.
+    template <Major M, class Low>
+    static KGEN_DEVICE void multiply(float (&sums)[8][4], const u32 (&x)[4][4], const Low& low_x, const Operand& y,
+                                     const Operand& low_y) {
+#pragma unroll
+        for (int t = 0; t < 4; ++t) multiply<M>(sums, low_x, y, t);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) multiply<M>(sums, x, low_y, t);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) multiply<M>(sums, x, y, t);
+    }
+
+    static KGEN_DEVICE f32x2 sum(u32 high, u32 low) {
+        const f32x2 x = unpack2<bf16>(high), y = unpack2<bf16>(low);
+        return {x.x + y.x, x.y + y.y};
+    }
+
+    Tiles tiles_;
+    int warp_;
+    const Tensors& x_;
+};
+
+}  // namespace kgen::wkv7

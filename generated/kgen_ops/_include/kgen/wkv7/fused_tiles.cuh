@@ -1,0 +1,117 @@
+// Shared memory and barriers of the fused backward loop of wkv7 (fused_loop.cuh), in chunks of 32 steps; bf16, up to 64
+// keys and value features.
+//
+// Pairs: a panel with the 128-byte swizzle (wgmma.cuh) has two rows of each step. Rows 16 n to 16 n + 7 are those of
+// steps 8 n to 8 n + 7 of one tensor, and the next eight rows those of another one:
+//
+//     E    R and A      columns are keys          Y    gy and gsa    columns are value features
+//     F    B and K                                Z    sa and v
+//
+// so that a lane of an accumulator has the same step of both. Low terms lie in a panel of their own.
+//
+//     bf16 rows[kSlots][4][64][64]   a slot per chunk: E, its low terms, F, its low terms. Inputs come to the places of
+//                                    R, A, B and K, and w to that of the low term of R.
+//     bf16 y[2][64][64], z[2][64][64]   of two chunks
+//     bf16 low_y[64][64], low_z[64][64]   zero where gy and v are
+//     bf16 state[2][64][64]          S before the chunk, transposed: rows are value features; both terms. Then, fp32,
+//                                    products of R and A with their gradients
+//     bf16 x[2][64][64]              diag(P) G, rows are keys; both terms
+//     bf16 scores[2][32][64]         (R B^T, R K^T), rows are late steps, columns as rows of F; both terms
+//     bf16 late_scores[32][64]       A K^T: columns 0 to 31 high terms, 32 to 63 low ones
+//     bf16 inverse[32][64]           (I - A B^T)^-1, in the same way
+//     float triangle[3][320]         A B^T by blocks of 16 x 16: 0, 0 / 1, 0 / 1, 1; rows are 20 floats apart
+//     float totals[3][64]            sums of logarithms of the decays of eight steps each
+//     float products[2][33][64]      P before the first step (1), and through each step
+//     float early[32][64]            products of K and B with their gradients
+//     float ends[2][4][64]           sums of S * G before a chunk: a part of each warp
+//     float sums[4][32][4]           of each warp of the running sums
+#pragma once
+
+#include "kgen/primitives/wgmma.cuh"
+
+namespace kgen::wkv7 {
+
+// `first`: a multiple of 1024 bytes.
+struct FusedTiles {
+    static constexpr int kChunk = 32, kColumns = 64, kSlots = 3;
+    using PairPanels = SwizzledPanels<64>;
+    using StepPanels = SwizzledPanels<kChunk>;
+    using PairOperand = PanelOperand<bf16, 64>;
+    using StepOperand = PanelOperand<bf16, kChunk>;
+    static constexpr int kPairs = PairPanels::kPanel, kSteps = StepPanels::kPanel;  // elements
+    static constexpr int kSlot = 4 * kPairs;
+    static constexpr int kYAt = kSlots * kSlot, kZAt = kYAt + 2 * kPairs, kLowAt = kZAt + 2 * kPairs;
+    static constexpr int kStateAt = kLowAt + 2 * kPairs, kXAt = kStateAt + 2 * kPairs;
+    static constexpr int kScoresAt = kXAt + 2 * kPairs, kFloatsAt = kScoresAt + 4 * kSteps;
+    enum Score { kScoreR, kScoreRLow, kScoreAK, kInverse };
+    static constexpr int kBlock = 320, kBlockRow = 20;  // of the triangle: no two rows of a block share banks
+    static constexpr int kTotalsAt = 3 * kBlock, kProductsAt = kTotalsAt + 3 * kColumns;
+    static constexpr int kProducts = (kChunk + 1) * kColumns;
+    static constexpr int kEarlyAt = kProductsAt + 2 * kProducts, kEndsAt = kEarlyAt + kChunk * kColumns;
+    static constexpr int kSumsAt = kEndsAt + 8 * kColumns, kFloats = kSumsAt + 4 * 2 * kColumns;
+    static constexpr int kBytes = 2 * kFloatsAt + 4 * kFloats;
+
+    bf16* first;
+
+    // The row of a pair panel that has a step of its first or second tensor.
+    static KGEN_DEVICE int pair_row(int step, int second) { return 16 * (step / 8) + 8 * second + step % 8; }
+
+    KGEN_DEVICE bf16* late_rows(int slot) const { return first + slot * kSlot; }                // E
+    KGEN_DEVICE bf16* early_rows(int slot) const { return first + slot * kSlot + 2 * kPairs; }  // F
+    KGEN_DEVICE bf16* y(int chunk) const { return first + kYAt + (chunk & 1) * kPairs; }
+    KGEN_DEVICE bf16* z(int chunk) const { return first + kZAt + (chunk & 1) * kPairs; }
+    KGEN_DEVICE bf16* low_y() const { return first + kLowAt; }
+    KGEN_DEVICE bf16* low_z() const { return first + kLowAt + kPairs; }
+    KGEN_DEVICE bf16* state() const { return first + kStateAt; }
+    KGEN_DEVICE bf16* x() const { return first + kXAt; }
+    KGEN_DEVICE bf16* scores(int which) const { return first + kScoresAt + which * kSteps; }
+    KGEN_DEVICE float* triangle(int block) const { return floats() + block * kBlock; }
+    KGEN_DEVICE float* totals(int warp) const { return floats() + kTotalsAt + warp * kColumns; }
+    // Rows of products and of what lies below are swizzled (float_place).
+    KGEN_DEVICE float* products(int chunk) const { return floats() + kProductsAt + (chunk & 1) * kProducts; }
+    // Products of R, of A, and of K and B with their gradients.
+    KGEN_DEVICE float* of_r() const { return reinterpret_cast<float*>(state()); }
+    KGEN_DEVICE float* of_a() const { return of_r() + kChunk * kColumns; }
+    KGEN_DEVICE float* of_early() const { return floats() + kEarlyAt; }
+    KGEN_DEVICE float* ends(int chunk) const { return floats() + kEndsAt + (chunk & 1) * 4 * kColumns; }
+    KGEN_DEVICE float* sums() const { return floats() + kSumsAt; }
+
+    // Where a column of a row of fp32 lies; the same of column + 8 * tile, for a column below 8. This needs a new
+    // address for four of eight tiles.
+    static KGEN_DEVICE int float_place(int row, int column) { return kColumns * row + (column ^ row % 4 * 8); }
+    static KGEN_DEVICE int tile_place(int place, int tile) { return (place ^ tile % 4 * 8) + tile / 4 * 32; }
+
+    static KGEN_DEVICE int next_slot(int slot) { return slot == kSlots - 1 ? 0 : slot + 1; }
+
+private:
+    KGEN_DEVICE float* floats() const { return reinterpret_cast<float*>(first + kFloatsAt); }
+};
+
+// The named barriers of a block of four warpgroups: the producer, the one with G, and those of late and of early rows.
+// With two numbers chunks alternate, as an arrival may come before the wait of the chunk before.
+enum FusedBarrier {
+    kFusedProducers = 1,
+    kFusedFull,       // a chunk's rows, scores and inverse are there
+    kFusedConsumed,   // the warpgroup with G has read them
+    kFusedBegun,      // X and sa of a chunk are there
+    kFusedSolved,     // gsa is
+    kFusedRead,       // X, S, Y and Z of a chunk are read
+    kFusedSummed,     // products of R and A with their gradients are read
+    kFusedLate,
+    kFusedEarly,
+    kFusedDone,                        // nothing of a chunk's rows is read any more
+    kFusedExchanged = kFusedDone + 2,  // products of R and A with their gradients, and sums of S * G, are there
+    kFusedGradient = kFusedExchanged + 2,
+};
+
+// A fragment of operands A for 16 of 64 columns, from 16 rows of a panel. `rows`: the first one, a multiple of 8.
+struct PanelRows {
+    const bf16* rows;
+    int first;
+
+    KGEN_DEVICE PanelRows(const bf16* rows, int lane)
+        : rows(rows), first(FusedTiles::PairPanels::offset(lane % 16, lane / 16)) {}
+    KGEN_DEVICE void read(u32 (&x)[4], int fragment) const { ldmatrix<4>(x, rows + (first ^ 16 * fragment)); }
+};
+
+}  // namespace kgen::wkv7
