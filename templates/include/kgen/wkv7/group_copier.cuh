@@ -19,9 +19,8 @@ class GroupCopier {
     static constexpr int kVec = min(Vec, 16 / static_cast<int>(sizeof(T)));
     static constexpr int kPerRow = GroupTiles::kColumns / kVec, kCopies = Rows * kPerRow / Threads;
     static constexpr int kSweep = Threads / kPerRow;  // rows of a copy by all threads; 0: parts of rows
-    // Whether the rows of a sweep differ in other bits than sweeps do.
-    static constexpr bool kWholeRows = kSweep > 0;
-    static constexpr int kUnrolled = kCopies <= 4 ? kCopies : 1;  // addresses of more would spill
+    static constexpr bool kWholeRows = kSweep > 0;  // then a sweep's rows differ in other bits than sweeps do
+    static constexpr int kUnrolled = min(kCopies, kCopies <= 8 ? 4 : 1);  // addresses of more would spill
 
 public:
     // `rank`: the thread's. The first chunk's rows begin at step `begin`.

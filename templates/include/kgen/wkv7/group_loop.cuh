@@ -80,9 +80,7 @@ private:
             wgmma_wait<0>(sums, x);
             if (chunk > 0) named_barrier_sync(kConsumedBarrier, kThreads);  // of the chunk before
             producer.copy(slot_ahead);
-            typename Producer::Scores scores;
-            producer.round_scores(scores, sums);
-            producer.put_scores(scores);
+            producer.put_scores(sums);
             fence_proxy_async();
             named_barrier_arrive<kThreads>(kFullBarrier);
             slot = next;

@@ -170,62 +170,14 @@ public:
         wgmma_wait<0>(sums, x);
     }
 
-    // A warp's scores: blocks of 16 steps; those with K and those with B; terms, or the two floats of a pair of the
-    // triangle; pairs of the first and the last eight rows and eight steps, then of the next eight steps.
-    using Scores = u32[2][2][2][4];
-
-    // Scores and the triangle from these products, in registers: consumers may still read those of the chunk before.
-    KGEN_DEVICE void round_scores(Scores& scores, const float (&sums)[8][4]) const {
-        const MmaLane own = own_lane();
-        const int limit = own.g - 2 * own.q + (of_r() ? 1 : 0);  // R reads its own update
-        for_blocks([&](int block, bool diagonal) {
-#pragma unroll
-            for (int update = 0; update < 2; ++update)
-#pragma unroll
-                for (int m = 0; m < 4; ++m) {
-                    float pair[2];
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        const bool read = !diagonal || m == 1 || (m != 2 && i < limit);
-                        pair[i] = read ? sums[4 * update + 2 * block + m / 2][m % 2 * 2 + i] : 0.0f;
-                    }
-                    u32 terms[2];
-                    if (update == 0 || are_terms(diagonal)) {
-                        split_bf16(pair[0], pair[1], terms);
-                    } else {
-#pragma unroll
-                        for (int i = 0; i < 2; ++i) terms[i] = bit_cast<u32>(pair[i]);
-                    }
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) scores[block][update][i][m] = terms[i];
-                }
-        });
-    }
-
-    // To shared memory. Nothing reads those of the chunk before any more.
-    KGEN_DEVICE void put_scores(const Scores& scores) const {
-        const u32 rank = lane();
-        const int half = warp_ % 2, row = static_cast<int>(rank % 16), side = static_cast<int>(rank / 16 % 2);
-        const int at = 64 * 16 * half + GroupTiles::ScorePanels::offset(row, side);  // of the row passed to stmatrix
-        bf16* of_k = tiles_.scores(of_r() ? GroupTiles::kScoreRK : GroupTiles::kScoreAK);
-        bf16* of_b = tiles_.scores(of_r() ? GroupTiles::kScoreRB : GroupTiles::kInverse);
-        for_blocks([&](int block, bool diagonal) {
-#pragma unroll
-            for (int term = 0; term < 2; ++term)
-                stmatrix(scores[block][0][term], of_k + (at ^ (16 * block + 32 * term)));
-            if (are_terms(diagonal)) {
-#pragma unroll
-                for (int term = 0; term < 2; ++term)
-                    stmatrix(scores[block][1][term], of_b + (at ^ (16 * block + 32 * term)));
-            } else {
-                const MmaLane own = own_lane();
-                float* triangle = tiles_.triangle(half + block) + own.g * GroupTiles::kBlockRow + 2 * own.q;
-#pragma unroll
-                for (int m = 0; m < 4; ++m)
-                    *reinterpret_cast<Vec<u32, 2>*>(triangle + m % 2 * 8 * GroupTiles::kBlockRow + m / 2 * 8) = {
-                        {scores[block][1][0][m], scores[block][1][1][m]}};
-            }
-        });
+    // Scores and the triangle from these products, to shared memory. Nothing reads those of the chunk before any more.
+    KGEN_DEVICE void put_scores(const float (&sums)[8][4]) const {
+        if (warp_ % 2 == 1) {
+            put_block<0, false>(sums);
+            put_block<1, true>(sums);
+        } else {
+            put_block<0, true>(sums);
+        }
     }
 
     // Starts the copies of the next chunk but one; two groups: w, and all others.
@@ -325,14 +277,60 @@ private:
 
     // Whether the warp's rows are of R.
     KGEN_DEVICE bool of_r() const { return warp_ >= 2; }
-    // Whether scores of these rows with B are terms.
-    KGEN_DEVICE bool are_terms(bool diagonal) const { return of_r() || (Blockwise && !diagonal); }
+    // The warp's scores with 16 steps, on the diagonal or all before it.
+    template <int Block, bool Diagonal>
+    KGEN_DEVICE void put_block(const float (&sums)[8][4]) const {
+        put_terms<Block, Diagonal>(of_r() ? GroupTiles::kScoreRK : GroupTiles::kScoreAK, sums[2 * Block],
+                                   sums[2 * Block + 1]);
+        const auto &first = sums[4 + 2 * Block], &second = sums[4 + 2 * Block + 1];
+        if (of_r()) {
+            put_terms<Block, Diagonal>(GroupTiles::kScoreRB, first, second);
+        } else if (Blockwise && !Diagonal) {
+            put_terms<Block, Diagonal>(GroupTiles::kInverse, first, second);
+        } else {
+            const MmaLane own = own_lane();
+            const int half = warp_ % 2, limit = last_step(own);
+            float* triangle = tiles_.triangle(half + Block) + own.g * GroupTiles::kBlockRow + 2 * own.q;
+#pragma unroll
+            for (int m = 0; m < 4; ++m)
+                *reinterpret_cast<Vec<float, 2>*>(triangle + m % 2 * 8 * GroupTiles::kBlockRow + m / 2 * 8) =
+                    masked<Diagonal>(m / 2 == 0 ? first : second, m, limit);
+        }
+    }
 
-    // Calls body(block, diagonal) for the warp's blocks of 16 x 16 scores that are not all above the diagonal.
-    template <class Body>
-    KGEN_DEVICE void for_blocks(Body body) const {
-        body(0, warp_ % 2 == 0);
-        if (warp_ % 2 == 1) body(1, true);
+    template <int Block, bool Diagonal>
+    KGEN_DEVICE void put_terms(int score, const float (&first)[4], const float (&second)[4]) const {
+        const int limit = last_step(own_lane());
+        u32 terms[2][4];
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+            const auto pair = masked<Diagonal>(m / 2 == 0 ? first : second, m, limit);
+            u32 both[2];
+            split_bf16(pair[0], pair[1], both);
+            terms[0][m] = both[0];
+            terms[1][m] = both[1];
+        }
+        const u32 rank = lane();  // of a row of a matrix of eight rows and steps
+        const int row = static_cast<int>(rank % 16), side = static_cast<int>(rank / 16 % 2);
+        const int at = 64 * 16 * (warp_ % 2) + GroupTiles::ScorePanels::offset(row, side);
+#pragma unroll
+        for (int term = 0; term < 2; ++term)
+            stmatrix(terms[term], tiles_.scores(score) + (at ^ (16 * Block + 32 * term)));
+    }
+
+    // One more than the last step of eight that row g reads, from step 2q on; R reads its own update.
+    KGEN_DEVICE int last_step(const MmaLane& own) const { return own.g - 2 * own.q + (of_r() ? 1 : 0); }
+
+    // Two scores of matrix `m` of a block, of the last eight rows or the last eight steps, or zeros.
+    template <bool Diagonal>
+    static KGEN_DEVICE Vec<float, 2> masked(const float (&tile)[4], int m, int limit) {
+        Vec<float, 2> pair;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const bool read = !Diagonal || m == 1 || (m != 2 && i < limit);
+            pair[i] = read ? tile[m % 2 * 2 + i] : 0.0f;
+        }
+        return pair;
     }
 
     // The lane, opaque, lest the compiler keeps all places in registers from chunk to chunk; unsigned, lest a division
