@@ -39,7 +39,7 @@ struct GroupLoop : ColumnTensors<bf16, typename Config::W> {
     using W = typename Config::W;
     using Half = HalfOperands<bf16>;
     using Tiles = GroupTiles;
-    using Producer = GroupProducer<W, Config::kK, Config::kVec, true>;
+    using Producer = GroupProducer<W, Config::kK, Config::kVec, true, 1>;
     static constexpr int kChunk = Tiles::kChunk, kColumns = Tiles::kColumns, kThreads = 256, kKeys = Config::kK;
     static constexpr int kSmemBytes = Tiles::kBytes + SwizzledPanels<8>::kBytes;
     static_assert(Config::kForm == DecayForm::clamp, "1 / P has a bound in this form alone");
@@ -216,32 +216,32 @@ private:
         wgmma_fence(sums, own);
         multiply_block<16>(sums, own, inverse, 0, 0);
         wgmma_commit();
-        update(state, v, from.row_operand(slot, Tiles::kKLow));
+        update(state, v, from.row_operand(slot, Tiles::kK));
         wgmma_commit();
 
-        // 3. X of the later 16 steps gets what they read of that sa; sa of them.
+        // 3. X of the later 16 steps gets what they read of that sa; what y and the state get of it meanwhile.
         wgmma_wait<1>(sums, y, s, own);
         round_block(sa[0], sums);
         clear(sums);
-        wgmma_fence(sums, sa[0]);
+        wgmma_fence(sums, sa[0], y);
         multiply_block<16>(sums, sa[0], inverse, 16, 0);
-        wgmma_commit();
-        update(state, v, from.row_operand(slot, Tiles::kK));
-        wgmma_commit();
-        wgmma_wait<1>(sums);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sums[i / 4][i % 4] += x[2 + i / 4][i % 4];
-        round_block(own, sums);
-        clear(sums);
-        wgmma_fence(sums, own, y);
-        multiply_block<16>(sums, own, inverse, 16, 16);
         wgmma_commit();
         multiply_block<32>(y, sa[0], of_sa, 0, 0);
         wgmma_m64k16<64, Major::MN>(state, sa[0], updates);
         wgmma_commit();
 
-        // 4. y and the state.
-        wgmma_wait<1>(sums, own, v);
+        // 4. sa of the later steps.
+        wgmma_wait<1>(sums, v);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[i / 4][i % 4] += x[2 + i / 4][i % 4];
+        round_block(own, sums);
+        clear(sums);
+        wgmma_fence(sums, own);
+        multiply_block<16>(sums, own, inverse, 16, 16);
+        wgmma_commit();
+
+        // 5. y and the state.
+        wgmma_wait<0>(sums, own, y, state, sa[0]);
         round_block(sa[1], sums);
         wgmma_fence(sa[1], y);
         multiply_block<32>(y, sa[1], of_sa, 0, 16);

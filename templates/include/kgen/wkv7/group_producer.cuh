@@ -26,8 +26,8 @@
 namespace kgen::wkv7 {
 
 // CopyVec: elements per copy. Blockwise: the inverse is one of 16 steps (GroupInverse::put_blocks), and the scores of
-// later steps with earlier ones are terms in the place of its block T21.
-template <class W, int Keys, int CopyVec, bool Blockwise = false>
+// later steps with earlier ones are terms in the place of its block T21. KTerms: of the rows K.
+template <class W, int Keys, int CopyVec, bool Blockwise = false, int KTerms = 2>
 class GroupProducer {
     static constexpr int kChunk = GroupTiles::kChunk, kSteps = 8, kLaneSteps = 4, kLaneKeys = 4;
     using Half = HalfOperands<bf16>;
@@ -127,7 +127,7 @@ public:
                 inverse[x] = fast_exp2(-sum);
             }
             put_row<2>(at + 64 * GroupTiles::kR, at + 64 * GroupTiles::kRLow, now.r, product);
-            put_row<2>(at + 64 * GroupTiles::kK, at + 64 * GroupTiles::kKLow, now.k, inverse);
+            put_row<KTerms>(at + 64 * GroupTiles::kK, at + 64 * GroupTiles::kKLow, now.k, inverse);
             put_row<1>(at + 64 * GroupTiles::kB, nullptr, now.b, inverse);
         }
         if (warp_ == 3 && own.late) {
@@ -150,13 +150,15 @@ public:
 #pragma unroll
         for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = 0.0f;
         const auto updates = tiles_.row_operand(slot, GroupTiles::kK);
-        const auto rest = tiles_.row_operand(slot, GroupTiles::kKLow);
+        [[maybe_unused]] const auto rest = tiles_.row_operand(slot, GroupTiles::kKLow);
         wgmma_fence(sums, x, low);
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, low[t], updates.at(0, 16 * t));
         wgmma_commit();
+        if constexpr (KTerms == 2) {
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<32, Major::K>(first_tiles<4>(sums), x[t], rest.at(0, 16 * t));
+            for (int t = 0; t < 4; ++t) wgmma_m64k16<32, Major::K>(first_tiles<4>(sums), x[t], rest.at(0, 16 * t));
+        }
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, x[t], updates.at(0, 16 * t));
         wgmma_commit();
