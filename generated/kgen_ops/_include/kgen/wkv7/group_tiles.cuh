@@ -61,11 +61,16 @@ private:
 // consumed when nothing of it is read any more.
 enum GroupBarrier { kProducersBarrier = 1, kInverseBarrier, kFullBarrier, kConsumedBarrier };
 
-// The first Count tiles of accumulators, as accumulators of a narrower product.
+// The first or the last Count tiles of accumulators, as accumulators of a narrower product.
 template <int Count, int Tiles>
 KGEN_DEVICE float (&first_tiles(float (&sums)[Tiles][4]))[Count][4] {
     static_assert(Count <= Tiles, "tiles that exist");
     return reinterpret_cast<float (&)[Count][4]>(sums);
+}
+template <int Count, int Tiles>
+KGEN_DEVICE float (&last_tiles(float (&sums)[Tiles][4]))[Count][4] {
+    static_assert(Count <= Tiles, "tiles that exist");
+    return reinterpret_cast<float (&)[Count][4]>(sums[Tiles - Count]);
 }
 
 }  // namespace kgen::wkv7
