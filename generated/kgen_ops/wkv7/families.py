@@ -2124,7 +2124,6 @@ BACKWARD = (
             lambda call: call.w_itemsize == 2,
             lambda call: call.initial_state_itemsize == 0,
             lambda call: call.decay_form == 'clamp',
-            lambda call: 8 <= min(call.K, call.V),
             lambda call: max(call.K, call.V) <= 64,
             lambda call: call.fused_bytes <= call.smem_per_block,
         ),
