@@ -871,8 +871,6 @@ FAMILIES = (
                     "chunk > 1) named_barrier_sync(kFusedSummed"),
             Mistake("turns with the inverse", r"== \(chunk & 3\)", "== (chunk & 7)",
                     f"{_FUSED}loop"),
-            Mistake("fence of scores", r"(cp_async_wait<1>\(\);\s*)fence_proxy_async\(\);", r"\1",
-                    f"{_FUSED}loop"),
             Mistake("wait for gsa", r"named_barrier_sync\(kFusedSolved, 384\);", ";"),
             Mistake("barrier behind S",
                     r"named_barrier_sync\(kFusedLate, 128\);(\s*compute)", r"\1"),
