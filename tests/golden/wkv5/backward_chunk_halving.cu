@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv/backward_chunk_halving.cu.jinja
-// config: chunk_halving(copy_bytes=16, min_blocks=2, groups=2, stages=4, gradient_terms=1)
+// config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, row_copies=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 backward by halving chunks of 16 steps, on tensor cores; bf16, also w. All sums are in a fixed order.
 //
@@ -25,7 +25,7 @@ using kgen::wkv::Rows;
 using kgen::wkv::step_pointer;
 using kgen::wkv::step_rows;
 
-constexpr int kStages = 4;         // buffers of 32 steps in shared memory, first kernel
+constexpr int kStages = 3;         // buffers of 32 steps in shared memory, first kernel
 constexpr int kCopyBytes = 16;  // of one asynchronous copy
 constexpr bool kPdl = false;              // programmatic dependent launch
 constexpr bool kPacked = kgen::kPresent<Offset>;
@@ -37,10 +37,10 @@ struct Config {
     static constexpr bool kPerStep = false;                  // w is [B, T, H, K], not [H, K]
     static constexpr int kK = 64;
     static constexpr int kV = 64;
-    static constexpr int kGroups = 2;  // of warps, which take chunks in turn
+    static constexpr int kGroups = 3;  // of warps, which take chunks in turn
     static constexpr int kVec = kCopyBytes / static_cast<int>(sizeof(Value));
-    static constexpr int kTerms = 1;  // bf16 terms of the state's gradient in products with v and S
-    static constexpr bool kRowCopies = false;  // copies and writes are of whole rows
+    static constexpr int kTerms = 2;  // bf16 terms of the state's gradient in products with v and S
+    static constexpr bool kRowCopies = true;  // copies and writes are of whole rows
     static constexpr int kSegments = 1;
 };
 
@@ -98,7 +98,7 @@ wkv_backward_states(const Value* __restrict__ k,          // [B, T, H, K]
 
 KGEN_EXPORT(wkv_backward_states);
 
-extern "C" __global__ void __launch_bounds__(Loop::kThreads, 2)
+extern "C" __global__ void __launch_bounds__(Loop::kThreads, 1)
 wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
                        const Value* __restrict__ r,             // [B, T, H, K]
                        const Value* __restrict__ k,             // [B, T, H, K]

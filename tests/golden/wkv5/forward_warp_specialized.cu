@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv/forward_warp_specialized.cu.jinja
-// config: warp_specialized(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2)
+// config: warp_specialized(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, row_copies=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16.
 //
@@ -32,9 +32,9 @@ struct Config {
     static constexpr int kStages = 4;       // chunks of inputs in shared memory
     static constexpr int kVec = 8;             // elements per copy
     static constexpr bool kPowers = false;      // powers of decays from a table
-    static constexpr bool kFixedParts = false;  // the producers' parts of a chunk are unrolled
+    static constexpr bool kFixedParts = true;  // the producers' parts of a chunk are unrolled
     static constexpr int kRTerms = 1;      // bf16 terms of rows of r with decays
-    static constexpr bool kRowCopies = false;  // copies are of whole rows
+    static constexpr bool kRowCopies = true;  // copies are of whole rows
 };
 
 using Loop = kgen::wkv6::SpecializedLoop<Config>;

@@ -305,18 +305,10 @@ KGEN_DEVICE u32 transpose_matrix(u32 pair) {
 #endif
 }
 
-// Stores four matrices of 8 x 8 16-bit values to shared memory, transposed: the opposite of ldmatrix<4, true>. A lane's
-// r[m] is rows 2q and 2q + 1, column g of matrix m; lane 8 m + i passes the address of row i of matrix m, a multiple of
-// 16 bytes. One instruction on sm_90, else a transposition and a store of 4 bytes per matrix.
-template <int Arch = KGEN_ARCH>
-KGEN_DEVICE void stmatrix_transposed(const u32 (&r)[4], void* row) {
-    KGEN_NEEDS_MMA(Arch, 750, "movmatrix needs sm_75");
-#if !KGEN_HOST && KGEN_ARCH >= 900
-    const u32 address = static_cast<u32>(__cvta_generic_to_shared(row));
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
-#else
+namespace detail {
+
+// stmatrix as stores of 4 bytes: r[m] is rows g, columns 2q and 2q + 1 of matrix m.
+KGEN_DEVICE void store_matrices(const u32 (&r)[4], void* row) {
     const MmaLane lane = mma_lane();
 #if KGEN_HOST
     host::check_aligned(row, 16, "row of stmatrix");
@@ -328,17 +320,50 @@ KGEN_DEVICE void stmatrix_transposed(const u32 (&r)[4], void* row) {
 #endif
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-        const u32 pair = transpose_matrix(r[m]);
 #if KGEN_HOST
-        static_cast<u32*>(const_cast<void*>(rows[8 * m + lane.g]))[lane.q] = pair;
+        static_cast<u32*>(const_cast<void*>(rows[8 * m + lane.g]))[lane.q] = r[m];
 #else
         const u32 target = shfl(address, 8 * m + lane.g) + 4 * lane.q;
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(target), "r"(pair) : "memory");
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(target), "r"(r[m]) : "memory");
 #endif
     }
 #if KGEN_HOST
     sync_warp();  // `rows` may be overwritten after this
 #endif
+}
+
+}  // namespace detail
+
+// Stores four matrices of 8 x 8 16-bit values to shared memory: the opposite of ldmatrix<4>. A lane's r[m] is row g,
+// columns 2q and 2q + 1 of matrix m; lane 8 m + i passes the address of row i of matrix m, a multiple of 16 bytes. One
+// instruction on sm_90, else a store of 4 bytes per matrix.
+template <int Arch = KGEN_ARCH>
+KGEN_DEVICE void stmatrix(const u32 (&r)[4], void* row) {
+#if !KGEN_HOST && KGEN_ARCH >= 900
+    const u32 address = static_cast<u32>(__cvta_generic_to_shared(row));
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+#else
+    detail::store_matrices(r, row);
+#endif
+}
+
+// The same, transposed: the opposite of ldmatrix<4, true>. r[m] is rows 2q and 2q + 1, column g of matrix m. Below
+// sm_90 a transposition more per matrix.
+template <int Arch = KGEN_ARCH>
+KGEN_DEVICE void stmatrix_transposed(const u32 (&r)[4], void* row) {
+    KGEN_NEEDS_MMA(Arch, 750, "movmatrix needs sm_75");
+#if !KGEN_HOST && KGEN_ARCH >= 900
+    const u32 address = static_cast<u32>(__cvta_generic_to_shared(row));
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+#else
+    u32 transposed[4];
+#pragma unroll
+    for (int m = 0; m < 4; ++m) transposed[m] = transpose_matrix(r[m]);
+    detail::store_matrices(transposed, row);
 #endif
 }
 

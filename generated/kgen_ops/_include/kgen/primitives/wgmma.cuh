@@ -241,6 +241,13 @@ KGEN_DEVICE void hold([[maybe_unused]] float (&sums)[Tiles][4]) {
 #endif
 }
 
+KGEN_DEVICE void hold([[maybe_unused]] u32 (&fragment)[4]) {
+#if !KGEN_HOST
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(fragment[i])::"memory");
+#endif
+}
+
 template <int Fragments>
 KGEN_DEVICE void hold([[maybe_unused]] u32 (&fragments)[Fragments][4]) {
 #if !KGEN_HOST
@@ -287,10 +294,12 @@ KGEN_DEVICE void wgmma_wait(Registers&... registers) {
 
 #if !KGEN_HOST
 #define KGEN_SUMS_1(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
-#define KGEN_SUMS_4(i) KGEN_SUMS_1(i), KGEN_SUMS_1(i + 1), KGEN_SUMS_1(i + 2), KGEN_SUMS_1(i + 3)
+#define KGEN_SUMS_2(i) KGEN_SUMS_1(i), KGEN_SUMS_1(i + 1)
+#define KGEN_SUMS_4(i) KGEN_SUMS_2(i), KGEN_SUMS_2(i + 2)
 #define KGEN_SUMS_8(i) KGEN_SUMS_4(i), KGEN_SUMS_4(i + 4)
 #define KGEN_SUMS_16(i) KGEN_SUMS_8(i), KGEN_SUMS_8(i + 8)
-#define KGEN_PLACES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define KGEN_PLACES_8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define KGEN_PLACES_16 KGEN_PLACES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define KGEN_PLACES_32 \
     KGEN_PLACES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define KGEN_PLACES_64                                                                         \
@@ -316,8 +325,8 @@ KGEN_DEVICE void wgmma_wait(Registers&... registers) {
 
 // wgmma exists on sm_90a only, neither before nor after it.
 #define KGEN_NEEDS_WGMMA(Arch)                                           \
-    static_assert(sizeof(T) == 2 && (N == 32 || N == 64 || N == 128),    \
-                  "N is 32, 64 or 128, and operands have 16 bits");      \
+    static_assert(sizeof(T) == 2 && (N == 16 || N == 32 || N == 64 || N == 128), \
+                  "N is 16, 32, 64 or 128, and operands have 16 bits");  \
     static_assert(Arch == 0 || Arch == 900, "wgmma needs sm_90a")
 
 // Starts D += A B with both operands in shared memory.
@@ -335,7 +344,10 @@ KGEN_DEVICE void wgmma_m64k16(float (&d)[N / 8][4], const PanelOperand<T, RowsA>
     product.defer();
 #else
     constexpr int kA = MajorA == Major::MN, kB = MajorB == Major::MN;
-    if constexpr (N == 32) {
+    if constexpr (N == 16) {
+        KGEN_BY_TYPE("16", KGEN_PLACES_8, "%8, %9", "%10, %11", KGEN_SUMS_2(0),
+                     "l"(a.descriptor()), "l"(b.descriptor()), "n"(kA), "n"(kB));
+    } else if constexpr (N == 32) {
         KGEN_BY_TYPE("32", KGEN_PLACES_16, "%16, %17", "%18, %19", KGEN_SUMS_4(0),
                      "l"(a.descriptor()), "l"(b.descriptor()), "n"(kA), "n"(kB));
     } else if constexpr (N == 64) {
@@ -364,7 +376,11 @@ KGEN_DEVICE void wgmma_m64k16(float (&d)[N / 8][4], const u32 (&a)[4],
     product.defer();
 #else
     constexpr int kB = MajorB == Major::MN;
-    if constexpr (N == 32) {
+    if constexpr (N == 16) {
+        KGEN_BY_TYPE("16", KGEN_PLACES_8, "{%8,%9,%10,%11}, %12", "%13",
+                     KGEN_SUMS_2(0), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
+                     "l"(b.descriptor()), "n"(kB));
+    } else if constexpr (N == 32) {
         KGEN_BY_TYPE("32", KGEN_PLACES_16, "{%16,%17,%18,%19}, %20", "%21",
                      KGEN_SUMS_4(0), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
                      "l"(b.descriptor()), "n"(kB));
@@ -383,9 +399,11 @@ KGEN_DEVICE void wgmma_m64k16(float (&d)[N / 8][4], const u32 (&a)[4],
 #undef KGEN_NEEDS_WGMMA
 #if !KGEN_HOST
 #undef KGEN_SUMS_1
+#undef KGEN_SUMS_2
 #undef KGEN_SUMS_4
 #undef KGEN_SUMS_8
 #undef KGEN_SUMS_16
+#undef KGEN_PLACES_8
 #undef KGEN_PLACES_16
 #undef KGEN_PLACES_32
 #undef KGEN_PLACES_64

@@ -19,7 +19,8 @@ class GroupCopier {
     static constexpr int kVec = min(Vec, 16 / static_cast<int>(sizeof(T)));
     static constexpr int kPerRow = GroupTiles::kColumns / kVec, kCopies = Rows * kPerRow / Threads;
     static constexpr int kSweep = Threads / kPerRow;  // rows of a copy by all threads; 0: parts of rows
-    static constexpr int kUnrolled = kCopies <= 4 ? kCopies : 1;  // addresses of more would spill
+    static constexpr bool kWholeRows = kSweep > 0;  // then a sweep's rows differ in other bits than sweeps do
+    static constexpr int kUnrolled = min(kCopies, kCopies <= 8 ? 4 : 1);  // addresses of more would spill
 
 public:
     // `rank`: the thread's. The first chunk's rows begin at step `begin`.
@@ -28,17 +29,23 @@ public:
 
     // Starts the copies of a chunk's rows, the next chunk's after that. `left` of them and `width` columns exist.
     KGEN_DEVICE void start(bf16* rows, int left, int width) {
-        const int rank = opaque(rank_);  // else places in panels would take registers all the time
+        // Opaque, else places in panels would take registers all the time; unsigned, else a division costs more.
+        const u32 rank = static_cast<u32>(opaque(rank_));
+        const int own = GroupTiles::RowPanels::offset(row(rank), column(rank) / 8) + column(rank) % 8;
 #pragma unroll kUnrolled
         for (int n = 0; n < kCopies; ++n) {
-            const int i = rank + n * Threads, at = row(i), first = column(i);
+            const u32 i = rank + n * Threads;
+            const int at = row(i), first = column(i);
             const bool there = at < left && first < width;
             const T* from = next_;
             if (kSweep == 0) from += (at - row(rank)) * stride_ + (first - column(rank));
+            T* to = place(rows, at, first);
+            if constexpr (kWholeRows && sizeof(T) == 2)
+                to = reinterpret_cast<T*>(rows) + (own ^ 8 * (n * kSweep % 8)) + 64 * n * kSweep;
             if constexpr (sizeof(T) * kVec >= 4) {
-                cp_async_or_zero<sizeof(T) * kVec>(place(rows, at, first), from, there);
+                cp_async_or_zero<sizeof(T) * kVec>(to, from, there);
             } else {
-                *place(rows, at, first) = there ? *from : from_float<T>(0.0f);
+                *to = there ? *from : from_float<T>(0.0f);
             }
             if (kSweep > 0 && n + 1 < kCopies) next_ += kSweep * stride_;
         }
@@ -52,8 +59,8 @@ public:
     }
 
 private:
-    static KGEN_DEVICE int row(int i) { return i / kPerRow; }
-    static KGEN_DEVICE int column(int i) { return i % kPerRow * kVec; }
+    static KGEN_DEVICE int row(u32 i) { return static_cast<int>(i / kPerRow); }
+    static KGEN_DEVICE int column(u32 i) { return static_cast<int>(i % kPerRow * kVec); }
 
     const T* next_;
     i64 stride_;

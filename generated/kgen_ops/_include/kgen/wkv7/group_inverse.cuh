@@ -1,7 +1,7 @@
 // The inverse of a unit triangular matrix of 32 steps, for group_loop.cuh: T = (I - L)^-1, L strictly lower.
 //
 // T has blocks of 16 steps: T11 and T22 are inverses, T21 = T22 L21 T11. A warp computes T11 and T22 side by side, by
-// substitution in fp32, a row per lane, and T21 by mma with two bf16 terms.
+// substitution in fp32, a row per lane, and T21, where put is called, by mma with two bf16 terms.
 //
 // Shared memory: GroupTiles; L in `triangle`, T with a high and a low term in the panel kInverse, whose upper block
 // is zero from the beginning. Synchronisation: none here but within the warp.
@@ -20,12 +20,12 @@ class GroupInverse {
     using Half = HalfOperands<bf16>;
 
 public:
-    // For one warp.
-    static KGEN_DEVICE void put(const Tiles& tiles) {
+    // T11 and T22 alone, by one warp.
+    static KGEN_DEVICE void put_blocks(const Tiles& tiles) {
         bf16* panel = tiles.scores(Tiles::kInverse);
-        // 1. N = T - I of both blocks: N = L + N L. Lane l has row l % 16 of block l / 16. Each element that is
-        //    complete is added to all earlier ones of its row.
-        const int rank = opaque(lane_id()), row = rank % 16, block = rank / 16;
+        // N = T - I of both blocks: N = L + N L. Lane l has row l % 16 of block l / 16. Each element that is complete
+        // is added to all earlier ones of its row.
+        const u32 rank = static_cast<u32>(opaque(lane_id())), row = rank % 16, block = rank / 16;
         const float* triangle = tiles.triangle(2 * block);
         float found[16];
         read_line<16>(found, triangle + row * Tiles::kBlockRow);
@@ -46,8 +46,15 @@ public:
                 *reinterpret_cast<Vec<u32, 4>*>(to + ((2 * block + half + 4 * term) ^ row % 8) * 8) = words[term];
         }
         to[((2 * block + row / 8) ^ row % 8) * 8 + row % 8] = from_float<bf16>(1.0f);
+    }
+
+    // All of T, by one warp.
+    static KGEN_DEVICE void put(const Tiles& tiles) {
+        put_blocks(tiles);
         sync_warp();
-        // 2. T21^T = (T11^T L21^T) T22^T, by tiles of 8 steps of the later block.
+        bf16* panel = tiles.scores(Tiles::kInverse);
+        const int rank = opaque(lane_id());
+        // T21^T = (T11^T L21^T) T22^T, by tiles of 8 steps of the later block.
         const MmaLane lane{rank / 4, rank % 4};
         const int later = rank % 8 + rank / 16 * 8, side = rank / 8 % 2;  // what lanes pass to ldmatrix
         float sums[2][4] = {}, of_later[2][4] = {};

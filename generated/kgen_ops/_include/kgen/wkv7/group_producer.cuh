@@ -10,8 +10,13 @@
 // Rows: a warp has eight steps, of which it copies the inputs itself. A lane has four keys of four steps, reads them
 // from where it writes the rows, and gets the sums of earlier steps by a shuffle and from the other warps.
 //
-// Precision: R and K have two terms, A and B one; scores have two, and are sums of all products of terms but those of
-// two low ones. Decays of 1 are exact. Inputs above 2^99 may give Inf: the loop then computes step by step.
+//     put_totals      sums of logarithms; at any time after put_rows of the chunk before
+//     put_rows        rows
+//     start_scores    products; multiply also waits for them
+//     put_scores
+//
+// Precision: R has two terms, K one or two, A and B one; scores have two, and are sums of all products of terms but
+// those of two low ones. Decays of 1 are exact. Inputs above 2^99 may give Inf: the loop then computes step by step.
 //
 // Synchronisation: group_tiles.cuh names the barriers. All warps call all functions.
 #pragma once
@@ -25,8 +30,9 @@
 
 namespace kgen::wkv7 {
 
-// CopyVec: elements per copy.
-template <class W, int Keys, int CopyVec>
+// CopyVec: elements per copy. Blockwise: the inverse is one of 16 steps (GroupInverse::put_blocks), and the scores of
+// later steps with earlier ones are terms in the place of its block T21. KTerms: of the rows K.
+template <class W, int Keys, int CopyVec, bool Blockwise = false, int KTerms = 2>
 class GroupProducer {
     static constexpr int kChunk = GroupTiles::kChunk, kSteps = 8, kLaneSteps = 4, kLaneKeys = 4;
     using Half = HalfOperands<bf16>;
@@ -52,30 +58,55 @@ public:
         copy(1);
     }
 
-    // Rows and decays of a chunk, chunk after chunk.
-    KGEN_DEVICE void put_rows(int slot) const {
-        cp_async_wait<1>();
-        sync_warp();  // all lanes' copies are there
-        bf16* rows = tiles_.rows(slot) + 64 * kSteps * warp_;
-        const OwnKeys own(opaque(lane_id()));
-        // 1. Sums of logarithms: of the lane's steps, then of all before them.
+    // What put_totals computes of a chunk for put_rows: sums of the logarithms of the decays, of the lane's steps, and
+    // of the warp's steps before them.
+    struct Logs {
         float sums[kLaneSteps][kLaneKeys], before[kLaneKeys];
+    };
+
+    // Sums of logarithms, for which the chunk's w must be there: at most `Pending` groups of copies are in flight.
+    template <int Pending>
+    KGEN_DEVICE void put_totals(int slot, Logs& logs) const {
+        cp_async_wait<Pending>();
+        sync_warp();  // all lanes' copies are there
+        const bf16* rows = tiles_.rows(slot) + 64 * kSteps * warp_;
+        const OwnKeys own(lane());
 #pragma unroll
         for (int s = 0; s < kLaneSteps; ++s) {
-            read_logs(sums[s], rows, own, s);
+            read_logs(logs.sums[s], rows, own, s);
 #pragma unroll
             for (int x = 0; x < kLaneKeys; ++x)
-                if (s > 0) sums[s][x] += sums[s > 0 ? s - 1 : 0][x];
+                if (s > 0) logs.sums[s][x] += logs.sums[s > 0 ? s - 1 : 0][x];
         }
         Vec<float, kLaneKeys> total;
 #pragma unroll
         for (int x = 0; x < kLaneKeys; ++x) {
-            const float all = sums[kLaneSteps - 1][x], other = shfl_xor(all, 16);
-            before[x] = own.late ? other : 0.0f;
+            const float all = logs.sums[kLaneSteps - 1][x], other = shfl_xor(all, 16);
+            logs.before[x] = own.late ? other : 0.0f;
             total[x] = all + other;
         }
         *reinterpret_cast<Vec<float, kLaneKeys>*>(tiles_.totals(warp_) + own.key) = total;
-        named_barrier_sync(kProducersBarrier, 128);
+    }
+
+    // Rows and decays of a chunk, chunk after chunk.
+    KGEN_DEVICE void put_rows(int slot) const {
+        Logs logs;
+        put_totals<3>(slot, logs);
+        put_rows(slot, logs);
+    }
+
+    // The same after put_totals. The copies of the chunk after this one may be in flight.
+    KGEN_DEVICE void put_rows(int slot, const Logs& logs) const {
+        cp_async_wait<2>();
+        named_barrier_sync(kProducersBarrier, 128);  // all totals are there, and all lanes' copies
+        bf16* rows = tiles_.rows(slot) + 64 * kSteps * warp_;
+        const OwnKeys own(lane());
+        // 1. Sums of logarithms before the lane's steps.
+        Inputs inputs;
+        read_inputs(inputs, rows, own, 0);
+        float before[kLaneKeys];
+#pragma unroll
+        for (int x = 0; x < kLaneKeys; ++x) before[x] = logs.before[x];
 #pragma unroll
         for (int other = 0; other < 3; ++other) {
             if (other >= warp_) break;
@@ -89,18 +120,20 @@ public:
         for (int x = 0; x < kLaneKeys; ++x) product[x] = fast_exp2(before[x]);
 #pragma unroll
         for (int s = 0; s < kLaneSteps; ++s) {
+            const Inputs now = inputs;
+            if (s + 1 < kLaneSteps) read_inputs(inputs, rows, own, s + 1);  // else it would wait for all writes
             bf16* at = rows + own.place(s);
-            put_row<1>(at + 64 * GroupTiles::kA, nullptr, product);
+            put_row<1>(at + 64 * GroupTiles::kA, nullptr, now.a, product);
             float inverse[kLaneKeys];
 #pragma unroll
             for (int x = 0; x < kLaneKeys; ++x) {
-                const float sum = before[x] + sums[s][x];
+                const float sum = before[x] + logs.sums[s][x];
                 product[x] = fast_exp2(sum);
                 inverse[x] = fast_exp2(-sum);
             }
-            put_row<2>(at + 64 * GroupTiles::kR, at + 64 * GroupTiles::kRLow, product);
-            put_row<2>(at + 64 * GroupTiles::kK, at + 64 * GroupTiles::kKLow, inverse);
-            put_row<1>(at + 64 * GroupTiles::kB, nullptr, inverse);
+            put_row<2>(at + 64 * GroupTiles::kR, at + 64 * GroupTiles::kRLow, now.r, product);
+            put_row<KTerms>(at + 64 * GroupTiles::kK, at + 64 * GroupTiles::kKLow, now.k, inverse);
+            put_row<1>(at + 64 * GroupTiles::kB, nullptr, now.b, inverse);
         }
         if (warp_ == 3 && own.late) {
             Vec<float, kLaneKeys> last;
@@ -112,101 +145,78 @@ public:
         named_barrier_sync(kProducersBarrier, 128);
     }
 
-    // [A; R] [K; B]^T of a chunk: the warp's 16 rows, of A for warps 0 and 1.
-    KGEN_DEVICE void multiply(int slot, float (&sums)[8][4]) const {
+    // Starts [A; R] [K; B]^T of a chunk: the warp's 16 rows, of A for warps 0 and 1. The last of its two groups of
+    // products is in flight at the end; `x` and `sums` are in use until it is complete.
+    KGEN_DEVICE void start_scores(int slot, u32 (&x)[4][4], float (&sums)[8][4]) const {
         const bf16* rows = tiles_.rows(slot);
-        u32 x[4][4], low[4][4] = {};
+        u32 low[4][4] = {};
         read_a(x, rows + 64 * 16 * warp_);
         if (of_r()) read_a(low, rows + 64 * (GroupTiles::kRLow - GroupTiles::kR + 16 * warp_));
 #pragma unroll
         for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = 0.0f;
         const auto updates = tiles_.row_operand(slot, GroupTiles::kK);
-        const auto rest = tiles_.row_operand(slot, GroupTiles::kKLow);
+        [[maybe_unused]] const auto rest = tiles_.row_operand(slot, GroupTiles::kKLow);
         wgmma_fence(sums, x, low);
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, low[t], updates.at(0, 16 * t));
+        wgmma_commit();
+        if constexpr (KTerms == 2) {
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<32, Major::K>(first_tiles<4>(sums), x[t], rest.at(0, 16 * t));
+            for (int t = 0; t < 4; ++t) wgmma_m64k16<32, Major::K>(first_tiles<4>(sums), x[t], rest.at(0, 16 * t));
+        }
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, x[t], updates.at(0, 16 * t));
         wgmma_commit();
-        wgmma_wait<0>(sums, x, low);
+        wgmma_wait<1>(low);  // else its registers would be in use as long
     }
 
-    // A warp's scores: tile of eight steps, half of the rows, those with K and with B, words: two terms of a pair, or
-    // a pair of the triangle in fp32.
-    using Scores = u32[4][2][2][2];
-
-    // Scores and the triangle from these products, in registers: consumers may still read those of the chunk before.
-    KGEN_DEVICE void round_scores(Scores& scores, const float (&sums)[8][4]) const {
-        const int rank = opaque(lane_id());
-        const int limit = 16 * (warp_ % 2) + rank / 4 - 2 * (rank % 4) + (of_r() ? 1 : 0);  // R reads its own update
-        for_tiles([&](int n, int half) {
-            float pairs[2][2];
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const bool read = 8 * n + i < limit + 8 * half;
-                pairs[0][i] = read ? sums[n][2 * half + i] : 0.0f;
-                pairs[1][i] = read ? sums[4 + n][2 * half + i] : 0.0f;
-            }
-            split_bf16(pairs[0][0], pairs[0][1], scores[n][half][0]);
-            if (of_r()) {
-                split_bf16(pairs[1][0], pairs[1][1], scores[n][half][1]);
-            } else {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) scores[n][half][1][i] = bit_cast<u32>(pairs[1][i]);
-            }
-        });
+    // The same, complete.
+    KGEN_DEVICE void multiply(int slot, float (&sums)[8][4]) const {
+        u32 x[4][4];
+        start_scores(slot, x, sums);
+        wgmma_wait<0>(sums, x);
     }
 
-    // To shared memory. Nothing reads those of the chunk before any more.
-    KGEN_DEVICE void put_scores(const Scores& scores) const {
-        const int rank = opaque(lane_id());
-        const MmaLane lane{rank / 4, rank % 4};
-        const int row = 64 * (16 * (warp_ % 2) + lane.g);
-        bf16* of_k = tiles_.scores(of_r() ? GroupTiles::kScoreRK : GroupTiles::kScoreAK) + row;
-        bf16* of_b = tiles_.scores(GroupTiles::kScoreRB) + row;
-        float* triangle = tiles_.triangle(warp_ % 2) + lane.g * GroupTiles::kBlockRow + 2 * lane.q;
-        for_tiles([&](int n, int half) {
-            put_pair(of_k + 512 * half, lane, n, scores[n][half][0]);
-            if (of_r()) {
-                put_pair(of_b + 512 * half, lane, n, scores[n][half][1]);
-            } else {
-                *reinterpret_cast<Vec<u32, 2>*>(triangle + n / 2 * GroupTiles::kBlock +
-                                                8 * half * GroupTiles::kBlockRow + n % 2 * 8) = {
-                    {scores[n][half][1][0], scores[n][half][1][1]}};
-            }
-        });
+    // Scores and the triangle from these products, to shared memory. Nothing reads those of the chunk before any more.
+    KGEN_DEVICE void put_scores(const float (&sums)[8][4]) const {
+        if (warp_ % 2 == 1) {
+            put_block<0, false>(sums);
+            put_block<1, true>(sums);
+        } else {
+            put_block<0, true>(sums);
+        }
     }
 
-    // Starts the copies of the next chunk but one; one group.
+    // Starts the copies of the next chunk but one; two groups: w, and all others.
     KGEN_DEVICE void copy(int slot) {
         if (left_ > -kSteps * warp_) {  // else none is waited for
             bf16 *rows = tiles_.rows(slot) + 64 * kSteps * warp_, *of_w = rows + 64 * GroupTiles::kRLow;
             if (sizeof(W) == 4) of_w += 64 * kSteps * warp_;
             const int left = static_cast<int>(max(min(left_, i64{kSteps}), i64{0}));
             w_.start(of_w, left, Keys);
+            cp_async_commit();
             a_.start(rows + 64 * GroupTiles::kA, left, Keys);
             r_.start(rows + 64 * GroupTiles::kR, left, Keys);
             k_.start(rows + 64 * GroupTiles::kK, left, Keys);
             b_.start(rows + 64 * GroupTiles::kB, left, Keys);
+        } else {
+            cp_async_commit();
         }
         cp_async_commit();
         left_ -= kChunk;
     }
 
 private:
-    // What a lane has of the warp's steps. Functions get it from an opaque lane, lest the compiler keeps all places
-    // in registers from chunk to chunk.
+    // What a lane has of the warp's steps.
     struct OwnKeys {
         bool late;  // whether it has the last four steps
         int key;    // its first one
         int first;  // where its keys of its first step lie, from the warp's first row of a tile on
 
-        KGEN_DEVICE explicit OwnKeys(int lane)
+        KGEN_DEVICE explicit OwnKeys(u32 lane)
             : late(lane >= 16),
-              key(lane % 16 * kLaneKeys),
-              first(GroupTiles::RowPanels::offset(lane / 16 * kLaneSteps, key / 8) + key % 8) {}
+              key(static_cast<int>(lane % 16 * kLaneKeys)),
+              first(GroupTiles::RowPanels::offset(static_cast<int>(lane / 16 % 2 * kLaneSteps), key / 8) + key % 8) {}
         // The same of a later step.
         KGEN_DEVICE int place(int s) const { return (first ^ 8 * s) + 64 * s; }
     };
@@ -235,10 +245,22 @@ private:
         for (int x = 0; x < kLaneKeys; ++x) logs[x] = fast_clamp_log2(w[x]);
     }
 
-    // The lane's keys of a step: inputs become rows.
+    // The lane's keys of a step.
+    struct Inputs {
+        Words a, r, k, b;
+    };
+    static KGEN_DEVICE void read_inputs(Inputs& inputs, const bf16* rows, const OwnKeys& own, int s) {
+        const bf16* at = rows + own.place(s);
+        inputs.a = *reinterpret_cast<const Words*>(at + 64 * GroupTiles::kA);
+        inputs.r = *reinterpret_cast<const Words*>(at + 64 * GroupTiles::kR);
+        inputs.k = *reinterpret_cast<const Words*>(at + 64 * GroupTiles::kK);
+        inputs.b = *reinterpret_cast<const Words*>(at + 64 * GroupTiles::kB);
+    }
+
+    // Inputs become rows.
     template <int Terms>
-    static KGEN_DEVICE void put_row(bf16* at, [[maybe_unused]] bf16* low, const float (&factors)[kLaneKeys]) {
-        const Words values = *reinterpret_cast<const Words*>(at);
+    static KGEN_DEVICE void put_row(bf16* at, [[maybe_unused]] bf16* low, const Words& values,
+                                    const float (&factors)[kLaneKeys]) {
         Words words[Terms];
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
@@ -254,29 +276,76 @@ private:
 
     // Operands A of 64 keys, from 16 rows of a panel.
     static KGEN_DEVICE void read_a(u32 (&x)[4][4], const bf16* rows) {
-        const int lane = opaque(lane_id()), first = GroupTiles::RowPanels::offset(lane % 16, lane / 16);
+        const u32 rank = lane();
+        const int first = GroupTiles::RowPanels::offset(static_cast<int>(rank % 16), static_cast<int>(rank / 16 % 2));
 #pragma unroll
         for (int t = 0; t < 4; ++t) ldmatrix<4>(x[t], rows + (first ^ 16 * t));
     }
 
     // Whether the warp's rows are of R.
     KGEN_DEVICE bool of_r() const { return warp_ >= 2; }
-    // Calls body(n, half) for the warp's scores that are not all above the diagonal: of 8 steps each.
-    template <class Body>
-    KGEN_DEVICE void for_tiles(Body body) const {
+    // The warp's scores with 16 steps, on the diagonal or all before it.
+    template <int Block, bool Diagonal>
+    KGEN_DEVICE void put_block(const float (&sums)[8][4]) const {
+        put_terms<Block, Diagonal>(of_r() ? GroupTiles::kScoreRK : GroupTiles::kScoreAK, sums[2 * Block],
+                                   sums[2 * Block + 1]);
+        const auto &first = sums[4 + 2 * Block], &second = sums[4 + 2 * Block + 1];
+        if (of_r()) {
+            put_terms<Block, Diagonal>(GroupTiles::kScoreRB, first, second);
+        } else if (Blockwise && !Diagonal) {
+            put_terms<Block, Diagonal>(GroupTiles::kInverse, first, second);
+        } else {
+            const MmaLane own = own_lane();
+            const int half = warp_ % 2, limit = last_step(own);
+            float* triangle = tiles_.triangle(half + Block) + own.g * GroupTiles::kBlockRow + 2 * own.q;
 #pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            if (n >= 2 && warp_ % 2 == 0) break;
-            body(n, 0);
-            body(n, 1);
+            for (int m = 0; m < 4; ++m)
+                *reinterpret_cast<Vec<float, 2>*>(triangle + m % 2 * 8 * GroupTiles::kBlockRow + m / 2 * 8) =
+                    masked<Diagonal>(m / 2 == 0 ? first : second, m, limit);
         }
     }
 
-    // Two scores of a row, steps 8 n + 2 q on.
-    static KGEN_DEVICE void put_pair(bf16* row, const MmaLane& lane, int n, const u32 (&terms)[2]) {
+    template <int Block, bool Diagonal>
+    KGEN_DEVICE void put_terms(int score, const float (&first)[4], const float (&second)[4]) const {
+        const int limit = last_step(own_lane());
+        u32 terms[2][4];
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+            const auto pair = masked<Diagonal>(m / 2 == 0 ? first : second, m, limit);
+            u32 both[2];
+            split_bf16(pair[0], pair[1], both);
+            terms[0][m] = both[0];
+            terms[1][m] = both[1];
+        }
+        const u32 rank = lane();  // of a row of a matrix of eight rows and steps
+        const int row = static_cast<int>(rank % 16), side = static_cast<int>(rank / 16 % 2);
+        const int at = 64 * 16 * (warp_ % 2) + GroupTiles::ScorePanels::offset(row, side);
 #pragma unroll
         for (int term = 0; term < 2; ++term)
-            *reinterpret_cast<u32*>(row + ((n + 4 * term) ^ lane.g) * 8 + 2 * lane.q) = terms[term];
+            stmatrix(terms[term], tiles_.scores(score) + (at ^ (16 * Block + 32 * term)));
+    }
+
+    // One more than the last step of eight that row g reads, from step 2q on; R reads its own update.
+    KGEN_DEVICE int last_step(const MmaLane& own) const { return own.g - 2 * own.q + (of_r() ? 1 : 0); }
+
+    // Two scores of matrix `m` of a block, of the last eight rows or the last eight steps, or zeros.
+    template <bool Diagonal>
+    static KGEN_DEVICE Vec<float, 2> masked(const float (&tile)[4], int m, int limit) {
+        Vec<float, 2> pair;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const bool read = !Diagonal || m == 1 || (m != 2 && i < limit);
+            pair[i] = read ? tile[m % 2 * 2 + i] : 0.0f;
+        }
+        return pair;
+    }
+
+    // The lane, opaque, lest the compiler keeps all places in registers from chunk to chunk; unsigned, lest a division
+    // costs more.
+    static KGEN_DEVICE u32 lane() { return static_cast<u32>(opaque(lane_id())); }
+    static KGEN_DEVICE MmaLane own_lane() {
+        const u32 rank = lane();
+        return {static_cast<int>(rank / 4), static_cast<int>(rank % 4)};
     }
 
     GroupTiles tiles_;
