@@ -81,11 +81,13 @@ def test_ldmatrix(module: LoadedCubin, matrices: int, transposed: bool) -> None:
     assert torch.equal(out, pairs[..., 0] | pairs[..., 1] << 16)
 
 
-def test_stmatrix_transposed(module: LoadedCubin) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_stmatrix(module: LoadedCubin, transposed: bool) -> None:
     values = torch.arange(1, 257, dtype=torch.int16, device="cuda").reshape(4, 8, 8)
     out = torch.zeros(4, 8, 8, dtype=torch.int16, device="cuda")
-    launch(module, "stmatrix_trans", 1, 32, words=values.view(torch.int32), out=out)
-    assert torch.equal(out, values.transpose(1, 2))
+    name = "stmatrix_trans" if transposed else "stmatrix_plain"
+    launch(module, name, 1, 32, words=values.view(torch.int32), out=out)
+    assert torch.equal(out, values.transpose(1, 2) if transposed else values)
 
 
 def test_splitting(module: LoadedCubin) -> None:

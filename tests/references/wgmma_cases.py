@@ -11,9 +11,10 @@ from torch import Tensor
 THREADS = 256  # two warpgroups
 BYTES = 96 * 1024  # of dynamic shared memory: more than any kernel here needs
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-# Type, N, and the major dimension of A and of B. Of `bf16_32_*_MN` the second group's B begins at
-# column 32, inside a panel. A K-major operand moves by 16 columns, also to the next panel.
+# Type, N, and the major dimension of A and of B. Of `bf16_16_*_MN` and `bf16_32_*_MN` the second
+# group's B begins inside a panel. A K-major operand moves by 16 columns, also to the next panel.
 PRODUCTS = (
+    "bf16_16_K_K", "bf16_16_K_MN",
     "bf16_32_K_K", "bf16_32_K_MN", "bf16_32_MN_MN",
     "bf16_64_K_K", "bf16_64_K_MN", "bf16_64_MN_K", "bf16_64_MN_MN",
     "bf16_128_K_K", "bf16_128_K_MN", "bf16_128_MN_MN",

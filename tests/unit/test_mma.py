@@ -105,12 +105,14 @@ def test_ldmatrix(module: HostModule, matrices: int, transposed: bool, seed: int
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_stmatrix_transposed(module: HostModule, seed: int) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_stmatrix(module: HostModule, transposed: bool, seed: int) -> None:
     values = np.arange(1, 257, dtype=np.uint16).reshape(4, 8, 8)
     words = np.ascontiguousarray(values).view(np.uint32).reshape(4, 32)
     out = np.zeros((4, 8, 8), dtype=np.uint16)
-    launch(module, "stmatrix_trans", words, out, block=(32,), seed=seed)
-    assert (out == values.transpose(0, 2, 1)).all()
+    name = "stmatrix_trans" if transposed else "stmatrix_plain"
+    launch(module, name, words, out, block=(32,), seed=seed)
+    assert (out == (values.transpose(0, 2, 1) if transposed else values)).all()
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -114,17 +114,21 @@ extern "C" __global__ void movmatrix(const kgen::u16* in, kgen::u32* out) {
 }
 KGEN_EXPORT(movmatrix);
 
-// Four matrices, in[4][32], stored as rows of out [32][8]: row 8 m + i is row i of the transpose of matrix m.
-extern "C" __global__ void stmatrix_trans(const kgen::u32* in, kgen::u16* out) {
-    __shared__ __attribute__((aligned(16))) kgen::u16 rows[256];
-    const int lane = kgen::lane_id();
-    kgen::u32 words[4];
-    for (int m = 0; m < 4; ++m) words[m] = in[m * 32 + lane];
-    kgen::stmatrix_transposed(words, rows + lane * 8);
-    kgen::sync_warp();
-    for (int i = lane; i < 256; i += 32) out[i] = rows[i];
-}
-KGEN_EXPORT(stmatrix_trans);
+// Four matrices, in[4][32], stored as rows of out [32][8]: row 8 m + i is row i of matrix m, or of its transpose.
+#define KGEN_TEST_STMATRIX(name, store)                                         \
+    extern "C" __global__ void name(const kgen::u32* in, kgen::u16* out) {      \
+        __shared__ __attribute__((aligned(16))) kgen::u16 rows[256];            \
+        const int lane = kgen::lane_id();                                       \
+        kgen::u32 words[4];                                                     \
+        for (int m = 0; m < 4; ++m) words[m] = in[m * 32 + lane];               \
+        kgen::store(words, rows + lane * 8);                                    \
+        kgen::sync_warp();                                                      \
+        for (int i = lane; i < 256; i += 32) out[i] = rows[i];                  \
+    }                                                                           \
+    KGEN_EXPORT(name)
+
+KGEN_TEST_STMATRIX(stmatrix_plain, stmatrix);
+KGEN_TEST_STMATRIX(stmatrix_trans, stmatrix_transposed);
 
 // rounded[i], high[i], low[i] of in[i].
 extern "C" __global__ void split(const float* in, kgen::u32* rounded, kgen::u32* high,

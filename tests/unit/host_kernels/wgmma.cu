@@ -80,6 +80,8 @@ KGEN_DEVICE void multiply(const T* a, const T* b, const float* c, float* out) {
     }                                                                                          \
     KGEN_EXPORT(name);
 
+PRODUCT(bf16_16_K_K, bf16, 16, K, K)
+PRODUCT(bf16_16_K_MN, bf16, 16, K, MN)
 PRODUCT(bf16_32_K_K, bf16, 32, K, K)
 PRODUCT(bf16_32_K_MN, bf16, 32, K, MN)
 PRODUCT(bf16_32_MN_MN, bf16, 32, MN, MN)

@@ -417,7 +417,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="0ca0ddc504c5",
+        kernel="6db1c052f5a1",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk=32, chunk_warps=4, "
@@ -434,7 +434,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="2d5448d39322",
+        kernel="0ac9b4f518c5",
         config=(
             "block_per_head("
             "split=4, tile=4, columns=64, tokens=8, stages=2, vec=4, chunk=16, key_split=8, "
@@ -454,7 +454,7 @@ FORWARD = (
         dims=(8, 8, 4096, 16, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="73520d905e47",
+        kernel="590131ebc6af",
         config=(
             "warp_specialized("
             "warps=8, row_warps=8, stages=2, vec=8, min_blocks=1, quotients=1)"

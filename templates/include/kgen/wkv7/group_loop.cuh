@@ -2,14 +2,18 @@
 // alone, up to 64 keys. A block has up to 64 value features of a head.
 //
 // The producer warpgroup (group_producer.cuh) computes rows with decays and scores of a chunk, while the consumer
-// warpgroup computes the chunk before. That has the state in registers, and its warps take turns with the inverse
-// (group_inverse.cuh):
+// warpgroup computes the chunk before. That has the state in registers:
 //
-//     X  = A S + (A K^T) V          sa = (I - A B^T)^-1 X
+//     X  = A S + (A K^T) V
 //     y  = R S + (R K^T) V + (R B^T) sa
 //     S  = diag(P_32) (S + K^T V + B^T sa)
 //
-// Rows, the state, X and sa are rounded to bf16 as operands; R, K, scores and the inverse have a low term. Sums are
+// sa = (I - A B^T)^-1 X by blocks of 16 steps, of which L = A B^T has L11, L21 and L22. Consumer warps take turns with
+// both inverses (group_inverse.cuh):
+//
+//     sa_1 = (I - L11)^-1 X_1          sa_2 = (I - L22)^-1 (X_2 + L21 sa_1)
+//
+// Rows, the state, X and sa are rounded to bf16 as operands; R, scores, the inverses and L21 have a low term. Sums are
 // fp32.
 //
 // NaN and Inf: as in specialized_loop.cuh. Where an output is not finite the block computes its sequence again, step
@@ -23,7 +27,8 @@
 //
 // Synchronisation: at two named barriers per chunk one warpgroup waits, and the other one arrives: at kFullBarrier,
 // from which on consumers read a chunk, and at kConsumedBarrier, from which on producers overwrite its scores and the
-// slot of its rows. Inputs come by cp.async to the slots of rows, two chunks ahead; v comes one chunk ahead.
+// slot of its rows. Inputs come by cp.async to the slots of rows, two chunks ahead; v comes one chunk ahead. Producers
+// compute the logarithms of the next chunk's decays while wgmma computes scores.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"

@@ -349,8 +349,8 @@ KGEN_DEVICE void stmatrix(const u32 (&r)[4], void* row) {
 #endif
 }
 
-// The same, transposed: the opposite of ldmatrix<4, true>. r[m] is rows 2q and 2q + 1, column g of matrix m. Below sm_90
-// a transposition more per matrix.
+// The same, transposed: the opposite of ldmatrix<4, true>. r[m] is rows 2q and 2q + 1, column g of matrix m. Below
+// sm_90 a transposition more per matrix.
 template <int Arch = KGEN_ARCH>
 KGEN_DEVICE void stmatrix_transposed(const u32 (&r)[4], void* row) {
     KGEN_NEEDS_MMA(Arch, 750, "movmatrix needs sm_75");

@@ -1,7 +1,7 @@
 // The inverse of a unit triangular matrix of 32 steps, for group_loop.cuh: T = (I - L)^-1, L strictly lower.
 //
 // T has blocks of 16 steps: T11 and T22 are inverses, T21 = T22 L21 T11. A warp computes T11 and T22 side by side, by
-// substitution in fp32, a row per lane, and T21 by mma with two bf16 terms.
+// substitution in fp32, a row per lane, and T21, where put is called, by mma with two bf16 terms.
 //
 // Shared memory: GroupTiles; L in `triangle`, T with a high and a low term in the panel kInverse, whose upper block
 // is zero from the beginning. Synchronisation: none here but within the warp.

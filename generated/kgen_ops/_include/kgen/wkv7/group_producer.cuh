@@ -10,8 +10,13 @@
 // Rows: a warp has eight steps, of which it copies the inputs itself. A lane has four keys of four steps, reads them
 // from where it writes the rows, and gets the sums of earlier steps by a shuffle and from the other warps.
 //
-// Precision: R and K have two terms, A and B one; scores have two, and are sums of all products of terms but those of
-// two low ones. Decays of 1 are exact. Inputs above 2^99 may give Inf: the loop then computes step by step.
+//     put_totals      sums of logarithms; at any time after put_rows of the chunk before
+//     put_rows        rows
+//     start_scores    products; multiply also waits for them
+//     put_scores
+//
+// Precision: R has two terms, K one or two, A and B one; scores have two, and are sums of all products of terms but
+// those of two low ones. Decays of 1 are exact. Inputs above 2^99 may give Inf: the loop then computes step by step.
 //
 // Synchronisation: group_tiles.cuh names the barriers. All warps call all functions.
 #pragma once
@@ -59,7 +64,7 @@ public:
         float sums[kLaneSteps][kLaneKeys], before[kLaneKeys];
     };
 
-    // The first half of a chunk's rows, for which its w must be there: at most `Pending` groups of copies are in flight.
+    // Sums of logarithms, for which the chunk's w must be there: at most `Pending` groups of copies are in flight.
     template <int Pending>
     KGEN_DEVICE void put_totals(int slot, Logs& logs) const {
         cp_async_wait<Pending>();
