@@ -65,7 +65,7 @@ struct F64Loop : ColumnTensors<typename Config::Value, typename Config::W> {
         if (thread_rank() == 0) *kept = {*this, start, end};
         if (warp >= kWarps) {
             F64Producer<Config, kBack> producer(warp - kWarps);
-            producer.load(*this, begin_of(0, chunks));
+            if (chunks > 0) producer.load(*this, begin_of(0, chunks));
 #pragma unroll 1
             for (i64 i = 0; i < chunks; ++i) {
                 producer.put(*this, static_cast<int>(i & 1), i + 1 < chunks ? begin_of(i + 1, chunks) : steps);

@@ -92,24 +92,31 @@ class F64Producer {
     struct Raw {
         Vec<T, 4> of[2];
 
+        // From the last of `steps` steps and of the keys where there is none: a load under a condition is followed by
+        // a move, which waits for it.
         KGEN_DEVICE void load(const StepPointer<T>& rows, i64 begin, i64 steps, int key) {
             constexpr int kEach = min(Config::kVec, min(4, static_cast<int>(16 / sizeof(T))));
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const i64 step = begin + own_step(i);
-                of[i] = {};
+                const T* const from = rows.first + min(begin + own_step(i), steps - 1) * rows.stride;
+                if constexpr (kEach == 4) {
+                    of[i] = load_vec<4>(from + existing(key, 4));
+                } else {
 #pragma unroll
-                for (int x = 0; x < 4; x += kEach) {
-                    if (step >= steps || key + x >= Config::kK) continue;
-                    const auto some = load_vec<kEach>(rows.first + step * rows.stride + key + x);
+                    for (int x = 0; x < 4; x += kEach) {
+                        const auto some = load_vec<kEach>(from + existing(key + x, kEach));
 #pragma unroll
-                    for (int y = 0; y < kEach; ++y) of[i][x + y] = some[y];
+                        for (int y = 0; y < kEach; ++y) of[i][x + y] = some[y];
+                    }
                 }
             }
         }
-        KGEN_DEVICE void widen(Both& to) const {
+        // Zero where there is no step or key.
+        KGEN_DEVICE void widen(Both& to, const bool (&there)[2], int key) const {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) to[i / 4][i % 4] = to_float(of[i / 4][i % 4]);
+            for (int i = 0; i < 8; ++i)
+                to[i / 4][i % 4] =
+                    there[i / 4] && is_key(key + i % 4) ? to_float(of[i / 4][i % 4]) : 0.0f;
         }
     };
     struct RawTile {
@@ -154,24 +161,32 @@ public:
 
 private:
     static KGEN_DEVICE int own_step(int i) { return i == 0 ? mma_lane().g : 15 - mma_lane().g; }
+    static KGEN_DEVICE bool is_key(int key) { return Config::kK % 16 == 0 || key < Config::kK; }
+    // The key, or the last one of which `count` exist.
+    static KGEN_DEVICE int existing(int key, int count) {
+        return Config::kK % 16 == 0 ? key : min(key, Config::kK - count);
+    }
     // Whether step g is late in blocks of 2 << level steps; 15 - g is not, then.
     static KGEN_DEVICE bool is_late(int level) { return (mma_lane().g >> level & 1) != 0; }
 
     KGEN_DEVICE void put_tile(const RawTile& raw, int tile, int slot, i64 left) const {
+        const int key = 16 * tile + 4 * mma_lane().q;
+        const bool there[2] = {own_step(0) < left, own_step(1) < left};
         Both a, r = {}, k, b, product, other;
-        raw.a.widen(a);
-        raw.k.widen(k);
-        raw.b.widen(b);
+        raw.a.widen(a, there, key);
+        raw.k.widen(k, there, key);
+        raw.b.widen(b, there, key);
         if constexpr (Back) {
-            raw.r.widen(r);
+            raw.r.widen(r, there, key);
             put_diagonal(r, k, b, tile);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
             for (int x = 0; x < 4; ++x) {
-                const bool there = own_step(i) < left && 16 * tile + 4 * mma_lane().q + x < Config::kK;
-                const float d = there ? decay_and_slope<Config::kForm>(to_float(raw.w.of[i][x])).decay : 1.0f;
+                // Under a condition, decays would be computed one after the other.
+                const float decay = decay_of<Config::kForm>(to_float(raw.w.of[i][x]));
+                const float d = there[i] && is_key(key + x) ? decay : 1.0f;
                 if constexpr (Back) r[i][x] *= d;
                 other[i][x] = shfl_xor(d, 4);
                 product[i][x] = d;
@@ -194,7 +209,6 @@ private:
             k[0][x] *= product[1][x];
             b[0][x] *= product[1][x];
         }
-        const int key = 16 * tile + 4 * mma_lane().q;
         if (mma_lane().g == 0) {
             double all[4];
 #pragma unroll
@@ -291,30 +305,32 @@ private:
 
     // The sums over all keys; zero where nothing is read.
     KGEN_DEVICE void put_scores(int slot) const {
-        for (int i = warp_ * kWarpSize + lane_id(); i < 256; i += kThreads) {
+#pragma unroll
+        for (int n = 0; n < ceil_div(256, kThreads); ++n) {
+            const int i = n * kThreads + warp_ * kWarpSize + lane_id();
+            if (256 % kThreads != 0 && i >= 256) break;
             // 16 lanes have eight columns of two neighbouring rows, which lie in different banks.
             const int t = (i & 7) + (i >> 1 & 8), s = (i >> 3 & 1) + (i >> 4 & 14), apart = t ^ s;
             const int level = apart >= 8 ? 3 : apart >= 4 ? 2 : apart >= 2 ? 1 : 0;
             const int row = min(s, 15 - s), column = min(t, 15 - t);
             const double* from = Tiles::partial(0) + level * kReaders * 128 + (4 * row + column / 2) * 2 + column % 2;
+            const double* from_r = s == t ? Tiles::diagonal(0) + t : from + 128;
+            const int to_rk = s == t ? 16 : 64, tile_of_r = s == t ? 32 : Tiles::kPartial;
             double ab = 0.0, ak = 0.0, rb = 0.0, rk = 0.0;
-            if (s < t) {
 #pragma unroll
-                for (int tile = 0; tile < Tiles::kKeyTiles; ++tile, from += Tiles::kPartial) {
-                    ab += from[0];
-                    ak += from[64];
-                    if constexpr (Back) {
-                        rb += from[128];
-                        rk += from[192];
-                    }
-                }
-            } else if (Back && s == t) {
-#pragma unroll
-                for (int tile = 0; tile < Tiles::kKeyTiles; ++tile) {
-                    rb += Tiles::diagonal(tile)[t];
-                    rk += Tiles::diagonal(tile)[16 + t];
+            for (int tile = 0; tile < Tiles::kKeyTiles; ++tile, from += Tiles::kPartial) {
+                ab += from[0];
+                ak += from[64];
+                if constexpr (Back) {
+                    rb += from_r[tile * tile_of_r];
+                    rk += from_r[tile * tile_of_r + to_rk];
                 }
             }
+            // Selected, not under conditions: loads of all scores are on their way together.
+            ab = s < t ? ab : 0.0;
+            ak = s < t ? ak : 0.0;
+            rb = s <= t ? rb : 0.0;
+            rk = s <= t ? rk : 0.0;
             Tiles::lower()[Tiles::kLowerPitch * t + s] = ab;
             if constexpr (Back) {
                 Tiles::matrix(slot, Tiles::kFirstOfC)[Tiles::place(s, t)] = rb;
