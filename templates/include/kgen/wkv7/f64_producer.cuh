@@ -13,7 +13,7 @@
 // well. A product of a level has all its early steps as rows and all its late ones as columns; pairs of other blocks
 // are not read.
 //
-// The inverse is that of the unit triangular matrix I - ab, by substitution.
+// The inverse is that of the unit triangular matrix I - ab, by substitution in blocks of eight steps.
 //
 // Layout: a producer warp has 16 keys at a time. Lane (g, q) has steps g and 15 - g, of which one is early and the
 // other late at every level, and keys 4q to 4q + 3: operands of all products are a lane's own values.
@@ -42,7 +42,9 @@
 
 #include "kgen/primitives/block.cuh"
 #include "kgen/primitives/mma_f64.cuh"
+#include "kgen/primitives/registers.cuh"
 #include "kgen/wkv7/column_tensors.cuh"
+#include "kgen/wkv7/existing_rows.cuh"
 #include "kgen/wkv7/prepared_rows.cuh"
 
 namespace kgen::wkv7 {
@@ -92,24 +94,12 @@ class F64Producer {
     struct Raw {
         Vec<T, 4> of[2];
 
-        // From the last of `steps` steps and of the keys where there is none: a load under a condition is followed by
-        // a move, which waits for it.
+        // From the last of `steps` steps and of the keys where there is none.
         KGEN_DEVICE void load(const StepPointer<T>& rows, i64 begin, i64 steps, int key) {
-            constexpr int kEach = min(Config::kVec, min(4, static_cast<int>(16 / sizeof(T))));
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const T* const from = rows.first + min(begin + own_step(i), steps - 1) * rows.stride;
-                if constexpr (kEach == 4) {
-                    of[i] = load_vec<4>(from + existing(key, 4));
-                } else {
-#pragma unroll
-                    for (int x = 0; x < 4; x += kEach) {
-                        const auto some = load_vec<kEach>(from + existing(key + x, kEach));
-#pragma unroll
-                        for (int y = 0; y < kEach; ++y) of[i][x + y] = some[y];
-                    }
-                }
-            }
+            for (int i = 0; i < 2; ++i)
+                of[i] = load_existing<Config::kVec, Config::kK>(
+                    rows.first + min(begin + own_step(i), steps - 1) * rows.stride, key);
         }
         // Zero where there is no step or key.
         KGEN_DEVICE void widen(Both& to, const bool (&there)[2], int key) const {
@@ -162,10 +152,6 @@ public:
 private:
     static KGEN_DEVICE int own_step(int i) { return i == 0 ? mma_lane().g : 15 - mma_lane().g; }
     static KGEN_DEVICE bool is_key(int key) { return Config::kK % 16 == 0 || key < Config::kK; }
-    // The key, or the last one of which `count` exist.
-    static KGEN_DEVICE int existing(int key, int count) {
-        return Config::kK % 16 == 0 ? key : min(key, Config::kK - count);
-    }
     // Whether step g is late in blocks of 2 << level steps; 15 - g is not, then.
     static KGEN_DEVICE bool is_late(int level) { return (mma_lane().g >> level & 1) != 0; }
 
@@ -342,25 +328,42 @@ private:
         }
     }
 
-    // A column of the inverse by each lane of the first 16.
+    // The inverse N in blocks of eight steps: the two on the diagonal by substitution, a column by each lane of the
+    // first 16, and N22 ab21 N11.
     static KGEN_DEVICE void put_inverse(int slot) {
-        const int column = lane_id() % 16;
-        const double* lower = Tiles::lower();
-        double found[16];
+        // Opaque, or addresses would be kept in registers throughout the loop, and others spilled.
+        const int number = opaque(lane_id());
+        const int g = number / 4, q = number % 4, column = number % 16, block = column & 8;
+        const double *const lower = Tiles::lower(), *const own = lower + (Tiles::kLowerPitch + 1) * block;
+        double* const found_in = inverse(slot, block, column);
+        double found[8];
 #pragma unroll
-        for (int i = 0; i < 16; ++i) found[i] = lower[Tiles::kLowerPitch * i + column];
+        for (int i = 0; i < 8; ++i) found[i] = own[Tiles::kLowerPitch * i + column % 8];
         // Each element that is complete is added to all later ones.
 #pragma unroll
-        for (int j = 1; j < 15; ++j)
+        for (int j = 1; j < 7; ++j)
 #pragma unroll
-            for (int i = j + 1; i < 16; ++i) found[i] += lower[Tiles::kLowerPitch * i + j] * found[j];
-        double* to = Tiles::matrix(slot, Tiles::kInverse);
-        if (lane_id() < 16)
+            for (int i = j + 1; i < 8; ++i) found[i] += own[Tiles::kLowerPitch * i + j] * found[j];
+        const int odd = kNextRow + (Back ? 0 : 8 - 2 * block);  // from an even row to the next one
+        if (number < 16)
 #pragma unroll
-            for (int i = 0; i < 16; ++i) {
-                const double x = i == column ? 1.0 : found[i];
-                to[Back ? Tiles::place(column, i) : Tiles::place(i, column)] = x;
-            }
+            for (int i = 0; i < 8; ++i)
+                found_in[i / 2 * 2 * kNextRow + i % 2 * odd] = block + i == column ? 1.0 : found[i];
+        sync_warp();
+        // (ab21 N11)^T; steps 2q and 2q + 1 of the accumulator are numbers q and q + 4 of an operand B.
+        const double *const early = inverse(slot, q, g), *const late = inverse(slot, 8 + g, 8 + 2 * q);
+        const double* const between_both = lower + Tiles::kLowerPitch * (8 + g) + q;
+        double* const to = inverse(slot, 8 + g, 2 * q);
+        double between[4] = {}, sums[4] = {};
+        mma_f64(between, {early[0], 0.0, early[4 * kNextRow], 0.0}, {between_both[0], between_both[4]});
+        mma_f64(sums, {late[0], 0.0, late[kNextColumn], 0.0}, {between[0], between[1]});
+        to[0] = sums[0];
+        to[kNextColumn] = sums[1];
+    }
+    // An element of the inverse; from an even row or column on the next ones lie kNextRow and kNextColumn further.
+    static constexpr int kNextRow = Back ? 1 : 16, kNextColumn = Back ? 8 : 1;
+    static KGEN_DEVICE double* inverse(int slot, int row, int column) {
+        return Tiles::matrix(slot, Tiles::kInverse) + (Back ? Tiles::place(column, row) : Tiles::place(row, column));
     }
 
     int warp_;
