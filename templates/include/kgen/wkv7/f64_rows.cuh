@@ -30,8 +30,8 @@
 //
 // Shared memory:
 //
-//     double rows[4][16][kPitch]     gy, gsa, v, sa; value features padded to 16; pairs of columns swizzled. Then results
-//                                    in fp32 [5][16][kKeys + 8]
+//     double rows[4][16][kPitch]     gy, gsa, v, sa; value features padded to 16; pairs of columns swizzled. Then
+//                                    results in fp32 [5][16][kKeys + 8]
 //     double scores[4][16][20]       rows late steps, columns early ones, and a zero; rk, rb, ak, ab
 //     double keys[5][16][kKeys + 4]  r * decay, k, a, b, decay
 //     void*  targets[6]              where results begin; steps and the first key
