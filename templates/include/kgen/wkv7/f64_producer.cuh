@@ -13,7 +13,7 @@
 // well. A product of a level has all its early steps as rows and all its late ones as columns; pairs of other blocks
 // are not read.
 //
-// The inverse is that of the unit triangular matrix I - ab, by substitution.
+// The inverse is that of the unit triangular matrix I - ab, by substitution in blocks of eight steps.
 //
 // Layout: a producer warp has 16 keys at a time. Lane (g, q) has steps g and 15 - g, of which one is early and the
 // other late at every level, and keys 4q to 4q + 3: operands of all products are a lane's own values.
@@ -42,7 +42,9 @@
 
 #include "kgen/primitives/block.cuh"
 #include "kgen/primitives/mma_f64.cuh"
+#include "kgen/primitives/registers.cuh"
 #include "kgen/wkv7/column_tensors.cuh"
+#include "kgen/wkv7/existing_rows.cuh"
 #include "kgen/wkv7/prepared_rows.cuh"
 
 namespace kgen::wkv7 {
@@ -92,24 +94,19 @@ class F64Producer {
     struct Raw {
         Vec<T, 4> of[2];
 
+        // From the last of `steps` steps and of the keys where there is none.
         KGEN_DEVICE void load(const StepPointer<T>& rows, i64 begin, i64 steps, int key) {
-            constexpr int kEach = min(Config::kVec, min(4, static_cast<int>(16 / sizeof(T))));
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const i64 step = begin + own_step(i);
-                of[i] = {};
-#pragma unroll
-                for (int x = 0; x < 4; x += kEach) {
-                    if (step >= steps || key + x >= Config::kK) continue;
-                    const auto some = load_vec<kEach>(rows.first + step * rows.stride + key + x);
-#pragma unroll
-                    for (int y = 0; y < kEach; ++y) of[i][x + y] = some[y];
-                }
-            }
+            for (int i = 0; i < 2; ++i)
+                of[i] = load_existing<Config::kVec, Config::kK>(
+                    rows.first + min(begin + own_step(i), steps - 1) * rows.stride, key);
         }
-        KGEN_DEVICE void widen(Both& to) const {
+        // Zero where there is no step or key.
+        KGEN_DEVICE void widen(Both& to, const bool (&there)[2], int key) const {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) to[i / 4][i % 4] = to_float(of[i / 4][i % 4]);
+            for (int i = 0; i < 8; ++i)
+                to[i / 4][i % 4] =
+                    there[i / 4] && is_key(key + i % 4) ? to_float(of[i / 4][i % 4]) : 0.0f;
         }
     };
     struct RawTile {
@@ -154,24 +151,28 @@ public:
 
 private:
     static KGEN_DEVICE int own_step(int i) { return i == 0 ? mma_lane().g : 15 - mma_lane().g; }
+    static KGEN_DEVICE bool is_key(int key) { return Config::kK % 16 == 0 || key < Config::kK; }
     // Whether step g is late in blocks of 2 << level steps; 15 - g is not, then.
     static KGEN_DEVICE bool is_late(int level) { return (mma_lane().g >> level & 1) != 0; }
 
     KGEN_DEVICE void put_tile(const RawTile& raw, int tile, int slot, i64 left) const {
+        const int key = 16 * tile + 4 * mma_lane().q;
+        const bool there[2] = {own_step(0) < left, own_step(1) < left};
         Both a, r = {}, k, b, product, other;
-        raw.a.widen(a);
-        raw.k.widen(k);
-        raw.b.widen(b);
+        raw.a.widen(a, there, key);
+        raw.k.widen(k, there, key);
+        raw.b.widen(b, there, key);
         if constexpr (Back) {
-            raw.r.widen(r);
+            raw.r.widen(r, there, key);
             put_diagonal(r, k, b, tile);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
             for (int x = 0; x < 4; ++x) {
-                const bool there = own_step(i) < left && 16 * tile + 4 * mma_lane().q + x < Config::kK;
-                const float d = there ? decay_and_slope<Config::kForm>(to_float(raw.w.of[i][x])).decay : 1.0f;
+                // Under a condition, decays would be computed one after the other.
+                const float decay = decay_of<Config::kForm>(to_float(raw.w.of[i][x]));
+                const float d = there[i] && is_key(key + x) ? decay : 1.0f;
                 if constexpr (Back) r[i][x] *= d;
                 other[i][x] = shfl_xor(d, 4);
                 product[i][x] = d;
@@ -194,7 +195,6 @@ private:
             k[0][x] *= product[1][x];
             b[0][x] *= product[1][x];
         }
-        const int key = 16 * tile + 4 * mma_lane().q;
         if (mma_lane().g == 0) {
             double all[4];
 #pragma unroll
@@ -291,30 +291,32 @@ private:
 
     // The sums over all keys; zero where nothing is read.
     KGEN_DEVICE void put_scores(int slot) const {
-        for (int i = warp_ * kWarpSize + lane_id(); i < 256; i += kThreads) {
+#pragma unroll
+        for (int n = 0; n < ceil_div(256, kThreads); ++n) {
+            const int i = n * kThreads + warp_ * kWarpSize + lane_id();
+            if (256 % kThreads != 0 && i >= 256) break;
             // 16 lanes have eight columns of two neighbouring rows, which lie in different banks.
             const int t = (i & 7) + (i >> 1 & 8), s = (i >> 3 & 1) + (i >> 4 & 14), apart = t ^ s;
             const int level = apart >= 8 ? 3 : apart >= 4 ? 2 : apart >= 2 ? 1 : 0;
             const int row = min(s, 15 - s), column = min(t, 15 - t);
             const double* from = Tiles::partial(0) + level * kReaders * 128 + (4 * row + column / 2) * 2 + column % 2;
+            const double* from_r = s == t ? Tiles::diagonal(0) + t : from + 128;
+            const int to_rk = s == t ? 16 : 64, tile_of_r = s == t ? 32 : Tiles::kPartial;
             double ab = 0.0, ak = 0.0, rb = 0.0, rk = 0.0;
-            if (s < t) {
 #pragma unroll
-                for (int tile = 0; tile < Tiles::kKeyTiles; ++tile, from += Tiles::kPartial) {
-                    ab += from[0];
-                    ak += from[64];
-                    if constexpr (Back) {
-                        rb += from[128];
-                        rk += from[192];
-                    }
-                }
-            } else if (Back && s == t) {
-#pragma unroll
-                for (int tile = 0; tile < Tiles::kKeyTiles; ++tile) {
-                    rb += Tiles::diagonal(tile)[t];
-                    rk += Tiles::diagonal(tile)[16 + t];
+            for (int tile = 0; tile < Tiles::kKeyTiles; ++tile, from += Tiles::kPartial) {
+                ab += from[0];
+                ak += from[64];
+                if constexpr (Back) {
+                    rb += from_r[tile * tile_of_r];
+                    rk += from_r[tile * tile_of_r + to_rk];
                 }
             }
+            // Selected, not under conditions: loads of all scores are on their way together.
+            ab = s < t ? ab : 0.0;
+            ak = s < t ? ak : 0.0;
+            rb = s <= t ? rb : 0.0;
+            rk = s <= t ? rk : 0.0;
             Tiles::lower()[Tiles::kLowerPitch * t + s] = ab;
             if constexpr (Back) {
                 Tiles::matrix(slot, Tiles::kFirstOfC)[Tiles::place(s, t)] = rb;
@@ -326,25 +328,42 @@ private:
         }
     }
 
-    // A column of the inverse by each lane of the first 16.
+    // The inverse N in blocks of eight steps: the two on the diagonal by substitution, a column by each lane of the
+    // first 16, and N22 ab21 N11.
     static KGEN_DEVICE void put_inverse(int slot) {
-        const int column = lane_id() % 16;
-        const double* lower = Tiles::lower();
-        double found[16];
+        // Opaque, or addresses would be kept in registers throughout the loop, and others spilled.
+        const int number = opaque(lane_id());
+        const int g = number / 4, q = number % 4, column = number % 16, block = column & 8;
+        const double *const lower = Tiles::lower(), *const own = lower + (Tiles::kLowerPitch + 1) * block;
+        double* const found_in = inverse(slot, block, column);
+        double found[8];
 #pragma unroll
-        for (int i = 0; i < 16; ++i) found[i] = lower[Tiles::kLowerPitch * i + column];
+        for (int i = 0; i < 8; ++i) found[i] = own[Tiles::kLowerPitch * i + column % 8];
         // Each element that is complete is added to all later ones.
 #pragma unroll
-        for (int j = 1; j < 15; ++j)
+        for (int j = 1; j < 7; ++j)
 #pragma unroll
-            for (int i = j + 1; i < 16; ++i) found[i] += lower[Tiles::kLowerPitch * i + j] * found[j];
-        double* to = Tiles::matrix(slot, Tiles::kInverse);
-        if (lane_id() < 16)
+            for (int i = j + 1; i < 8; ++i) found[i] += own[Tiles::kLowerPitch * i + j] * found[j];
+        const int odd = kNextRow + (Back ? 0 : 8 - 2 * block);  // from an even row to the next one
+        if (number < 16)
 #pragma unroll
-            for (int i = 0; i < 16; ++i) {
-                const double x = i == column ? 1.0 : found[i];
-                to[Back ? Tiles::place(column, i) : Tiles::place(i, column)] = x;
-            }
+            for (int i = 0; i < 8; ++i)
+                found_in[i / 2 * 2 * kNextRow + i % 2 * odd] = block + i == column ? 1.0 : found[i];
+        sync_warp();
+        // (ab21 N11)^T; steps 2q and 2q + 1 of the accumulator are numbers q and q + 4 of an operand B.
+        const double *const early = inverse(slot, q, g), *const late = inverse(slot, 8 + g, 8 + 2 * q);
+        const double* const between_both = lower + Tiles::kLowerPitch * (8 + g) + q;
+        double* const to = inverse(slot, 8 + g, 2 * q);
+        double between[4] = {}, sums[4] = {};
+        mma_f64(between, {early[0], 0.0, early[4 * kNextRow], 0.0}, {between_both[0], between_both[4]});
+        mma_f64(sums, {late[0], 0.0, late[kNextColumn], 0.0}, {between[0], between[1]});
+        to[0] = sums[0];
+        to[kNextColumn] = sums[1];
+    }
+    // An element of the inverse; from an even row or column on the next ones lie kNextRow and kNextColumn further.
+    static constexpr int kNextRow = Back ? 1 : 16, kNextColumn = Back ? 8 : 1;
+    static KGEN_DEVICE double* inverse(int slot, int row, int column) {
+        return Tiles::matrix(slot, Tiles::kInverse) + (Back ? Tiles::place(column, row) : Tiles::place(row, column));
     }
 
     int warp_;

@@ -28,6 +28,7 @@
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
+#include "kgen/primitives/registers.cuh"
 #include "kgen/wkv7/f64_producer.cuh"
 
 namespace kgen::wkv7 {
@@ -65,7 +66,7 @@ struct F64Loop : ColumnTensors<typename Config::Value, typename Config::W> {
         if (thread_rank() == 0) *kept = {*this, start, end};
         if (warp >= kWarps) {
             F64Producer<Config, kBack> producer(warp - kWarps);
-            producer.load(*this, begin_of(0, chunks));
+            if (chunks > 0) producer.load(*this, begin_of(0, chunks));
 #pragma unroll 1
             for (i64 i = 0; i < chunks; ++i) {
                 producer.put(*this, static_cast<int>(i & 1), i + 1 < chunks ? begin_of(i + 1, chunks) : steps);
@@ -212,6 +213,9 @@ private:
         write(first, begin, warp, solved, 1.0f, nonfinite);
         operand_of(solved[0], x[0]);
         operand_of(solved[1], x[1]);
+        // Or the accumulators would be copied into an operand before each product.
+#pragma unroll
+        for (int i = 0; i < 8; ++i) opaque(x[i / 4][i % 4], static_cast<u32>(steps >> 63));
 
         // 3. Second.
         if constexpr (kBack) {
@@ -221,9 +225,6 @@ private:
         }
 
         // 4. The state at the other end of the chunk.
-        const double of_both[2][8] = {
-            {of_c[0][0], of_c[0][1], of_c[0][2], of_c[0][3], of_c[1][0], of_c[1][1], of_c[1][2], of_c[1][3]},
-            {x[0][0], x[0][1], x[0][2], x[0][3], x[1][0], x[1][1], x[1][2], x[1][3]}};
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
             const DoublePair decay =
@@ -234,10 +235,11 @@ private:
             for (int which = 0; which < 2; ++which) {
                 const double* from =
                     Tiles::update(slot, which) + 2 * lane.q * Tiles::kUpdatePitch + 8 * tile + lane.g;
-                double rows[4];
 #pragma unroll
-                for (int i = 0; i < 4; ++i) rows[i] = from[(8 * (i / 2) + i % 2) * Tiles::kUpdatePitch];
-                mma_f64(state[tile], of_both[which], rows);
+                for (int n = 0; n < 2; ++n) {
+                    const double rows[2] = {from[8 * n * Tiles::kUpdatePitch], from[(8 * n + 1) * Tiles::kUpdatePitch]};
+                    mma_f64(state[tile], which == 0 ? of_c[n] : x[n], rows);
+                }
             }
         }
     }

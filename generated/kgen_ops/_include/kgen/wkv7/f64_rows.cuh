@@ -30,8 +30,8 @@
 //
 // Shared memory:
 //
-//     double rows[4][16][kPitch]     gy, gsa, v, sa; value features padded to 16; pairs of columns swizzled. Then results
-//                                    in fp32 [5][16][kKeys + 8]
+//     double rows[4][16][kPitch]     gy, gsa, v, sa; value features padded to 16; pairs of columns swizzled. Then
+//                                    results in fp32 [5][16][kKeys + 8]
 //     double scores[4][16][20]       rows late steps, columns early ones, and a zero; rk, rb, ak, ab
 //     double keys[5][16][kKeys + 4]  r * decay, k, a, b, decay
 //     void*  targets[6]              where results begin; steps and the first key
@@ -47,6 +47,7 @@
 
 #include "kgen/chunked/chunk_attention.cuh"
 #include "kgen/primitives/mma_f64.cuh"
+#include "kgen/wkv7/existing_rows.cuh"
 #include "kgen/wkv7/prepared_rows.cuh"
 
 namespace kgen::wkv7 {
@@ -96,15 +97,25 @@ public:
     KGEN_DEVICE bool operator()() const {
         const int warp = thread_rank() / kWarpSize, key = 16 * warp;  // of the block
         // 1. The chunk's inputs.
-        put_rows();
-        put_keys();
+        RawRows rows[kRowTurns];
+        RawKeys keys[kKeyTurns];
+        Four of_s[2], of_g[2];
+#pragma unroll
+        for (int n = 0; n < kRowTurns; ++n) load_rows(rows[n], thread_rank() + n * kThreads);
+#pragma unroll
+        for (int n = 0; n < kKeyTurns; ++n) load_keys(keys[n], thread_rank() + n * kThreads);
+        load_states(of_s, of_g, first_key + key, 0);
         if (thread_rank() == 0) put_targets();
+#pragma unroll
+        for (int n = 0; n < kRowTurns; ++n) put_rows(rows[n], thread_rank() + n * kThreads);
+#pragma unroll
+        for (int n = 0; n < kKeyTurns; ++n) put_keys(keys[n], thread_rank() + n * kThreads);
         sync_block();
 
         // 2. Products with the states; scores.
         Steps by_r = {}, by_a = {}, by_k = {}, by_b = {};
         double both[2] = {};  // sum_v S * G
-        multiply_states(first_key + key, by_r, by_a, by_k, by_b, both);
+        multiply_states(of_s, of_g, first_key + key, by_r, by_a, by_k, by_b, both);
         put_scores(warp);
         sync_block();
 
@@ -176,52 +187,80 @@ private:
     // reads all banks.
     static KGEN_DEVICE int row_place(int step, int column) { return step * kPitch + (column ^ (step & 4) / 2); }
 
-    KGEN_DEVICE void put_rows() const {
-        constexpr int kQuads = kPitch / 4;
-        for (int i = thread_rank(); i < kSteps * kQuads; i += kThreads) {
-            const int step = i / kQuads, column = i % kQuads * 4, width = step < steps ? kV - column : 0;
-            put_row(kOfGy, gy, step, column, width, scale);
-            put_row(kOfGsa, gsa, step, column, width, 1.0);
-            put_row(kOfV, v, step, column, width, 1.0);
-            put_row(kOfSa, sa, step, column, width, 1.0);
-        }
+    // Inputs of a thread as they are in memory: the loads of all are on their way together.
+    struct RawRows {
+        Vec<Value, 4> gy, v;
+        Four gsa, sa;
+    };
+    struct RawKeys {
+        Vec<Value, 4> r, k, a, b;
+        Vec<W, 4> w;
+    };
+    static constexpr int kRowQuads = kPitch / 4, kKeyQuads = kKeys / 4;
+    static constexpr int kRowTurns = ceil_div(kSteps * kRowQuads, kThreads);
+    static constexpr int kKeyTurns = ceil_div(kSteps * kKeyQuads, kThreads);
+
+    // i: of quads of columns, step by step. Of those behind the last step the last one is loaded.
+    KGEN_DEVICE void load_rows(RawRows& to, int i) const {
+        const int step = min(i / kRowQuads, steps - 1), column = i % kRowQuads * 4;
+        to.gy = load_existing<Config::kVec, kV>(gy.first + step * gy.stride, column);
+        to.gsa = load_existing<Config::kVec, kV>(gsa.first + step * gsa.stride, column);
+        to.v = load_existing<Config::kVec, kV>(v.first + step * v.stride, column);
+        to.sa = load_existing<Config::kVec, kV>(sa.first + step * sa.stride, column);
+    }
+    KGEN_DEVICE void put_rows(const RawRows& x, int i) const {
+        const int step = i / kRowQuads, column = i % kRowQuads * 4, width = step < steps ? kV - column : 0;
+        if (kSteps * kRowQuads % kThreads != 0 && step >= kSteps) return;
+        put_row(kOfGy, x.gy, step, column, width, scale);
+        put_row(kOfGsa, x.gsa, step, column, width, 1.0);
+        put_row(kOfV, x.v, step, column, width, 1.0);
+        put_row(kOfSa, x.sa, step, column, width, 1.0);
     }
     template <class T>
-    KGEN_DEVICE void put_row(int tensor, const StepPointer<T>& from, int step, int column, int width,
-                             double factor) const {
-        const Four x = load_four<Config::kVec>(from.first + step * from.stride + column, width);
+    static KGEN_DEVICE void put_row(int tensor, const Vec<T, 4>& from, int step, int column, int width,
+                                    double factor) {
+        const Four x = existing(from, width);
         double* to = rows_of(tensor);
         *reinterpret_cast<Pair*>(to + row_place(step, column)) = {factor * x[0], factor * x[1]};
         *reinterpret_cast<Pair*>(to + row_place(step, column + 2)) = {factor * x[2], factor * x[3]};
     }
+    // The first `width` elements; zeros.
+    template <class T>
+    static KGEN_DEVICE Four existing(const Vec<T, 4>& from, int width) {
+        Four x;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = i < width ? to_float(from[i]) : 0.0f;
+        return x;
+    }
 
     // Four keys of a step by a thread.
-    KGEN_DEVICE void put_keys() const {
-        constexpr int kQuads = kKeys / 4;
-        for (int i = thread_rank(); i < kSteps * kQuads; i += kThreads) {
-            const int step = i / kQuads, key = i % kQuads * 4, to = step * kKeyPitch + key;
-            const int width = step < steps ? kK - first_key - key : 0;
-            const Four of_r = load(r, step, key, width), of_w = load(w, step, key, width);
-            float d[4], slope[4];
-#pragma unroll
-            for (int x = 0; x < 4; ++x) {
-                const LogDecaySlope of_step = decay_and_log_slope(of_w[x]);
-                d[x] = x < width ? of_step.decay : 1.0f;
-                slope[x] = of_step.slope;
-            }
-            put_four(kInputD, to, {{d[0], d[1], d[2], d[3]}}, {{1.0f, 1.0f, 1.0f, 1.0f}});
-            put_four(kInputRD, to, of_r, {{d[0], d[1], d[2], d[3]}});
-            put_four(kInputK, to, load(k, step, key, width), {{1.0f, 1.0f, 1.0f, 1.0f}});
-            put_four(kInputA, to, load(a, step, key, width), {{1.0f, 1.0f, 1.0f, 1.0f}});
-            put_four(kInputB, to, load(b, step, key, width), {{1.0f, 1.0f, 1.0f, 1.0f}});
-            *reinterpret_cast<Four*>(floats_of(kFloatR) + to) = of_r;
-            *reinterpret_cast<Four*>(floats_of(kFloatSlope) + to) = {{slope[0], slope[1], slope[2], slope[3]}};
-        }
+    KGEN_DEVICE void load_keys(RawKeys& to, int i) const {
+        const int step = min(i / kKeyQuads, steps - 1), key = first_key + i % kKeyQuads * 4;
+        to.r = load_existing<Config::kVec, kK>(r.first + step * r.stride, key);
+        to.k = load_existing<Config::kVec, kK>(k.first + step * k.stride, key);
+        to.a = load_existing<Config::kVec, kK>(a.first + step * a.stride, key);
+        to.b = load_existing<Config::kVec, kK>(b.first + step * b.stride, key);
+        to.w = load_existing<Config::kVec, kK>(w.first + step * w.stride, key);
     }
-    template <class T>
-    KGEN_DEVICE Four load(const StepPointer<T>& rows, int step, int key, int width) const {
-        return load_four<min(Config::kVec, static_cast<int>(16 / sizeof(T)))>(
-            rows.first + step * rows.stride + first_key + key, width);
+    KGEN_DEVICE void put_keys(const RawKeys& raw, int i) const {
+        const int step = i / kKeyQuads, key = i % kKeyQuads * 4, to = step * kKeyPitch + key;
+        const int width = step < steps ? kK - first_key - key : 0;
+        if (kSteps * kKeyQuads % kThreads != 0 && step >= kSteps) return;
+        const Four of_r = existing(raw.r, width), of_w = existing(raw.w, width);
+        float d[4], slope[4];
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+            const LogDecaySlope of_step = decay_and_log_slope(of_w[x]);
+            d[x] = x < width ? of_step.decay : 1.0f;
+            slope[x] = of_step.slope;
+        }
+        put_four(kInputD, to, {{d[0], d[1], d[2], d[3]}}, {{1.0f, 1.0f, 1.0f, 1.0f}});
+        put_four(kInputRD, to, of_r, {{d[0], d[1], d[2], d[3]}});
+        put_four(kInputK, to, existing(raw.k, width), {{1.0f, 1.0f, 1.0f, 1.0f}});
+        put_four(kInputA, to, existing(raw.a, width), {{1.0f, 1.0f, 1.0f, 1.0f}});
+        put_four(kInputB, to, existing(raw.b, width), {{1.0f, 1.0f, 1.0f, 1.0f}});
+        *reinterpret_cast<Four*>(floats_of(kFloatR) + to) = of_r;
+        *reinterpret_cast<Four*>(floats_of(kFloatSlope) + to) = {{slope[0], slope[1], slope[2], slope[3]}};
     }
     static KGEN_DEVICE void put_four(int input, int to, const Four& x, const Four& y) {
         double product[4];
@@ -246,17 +285,17 @@ private:
     }
 
     // by_r = S g, by_a = S gsa, by_k = G v, by_b = G sa.
-    KGEN_DEVICE void multiply_states(int key, Steps& by_r, Steps& by_a, Steps& by_k, Steps& by_b,
-                                     double (&both)[2]) const {
-        Four of_s[2], of_g[2];
-        load_states(of_s, of_g, key, 0);
+    // of_s, of_g: the first block of S and G.
+    KGEN_DEVICE void multiply_states(Four (&of_s)[2], Four (&of_g)[2], int key, Steps& by_r, Steps& by_a, Steps& by_k,
+                                     Steps& by_b, double (&both)[2]) const {
 #pragma unroll 1
         for (int block = 0; block < kBlocks; ++block) {
             double x[8], y[8];
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                x[i] = of_s[i % 2][i / 2];
-                y[i] = of_g[i % 2][i / 2];
+                const bool there = kV % 16 == 0 || 16 * block + 4 * mma_lane().q + i / 2 < kV;
+                x[i] = there ? of_s[i % 2][i / 2] : 0.0f;
+                y[i] = there ? of_g[i % 2][i / 2] : 0.0f;
             }
             if (block + 1 < kBlocks) load_states(of_s, of_g, key, block + 1);
 #pragma unroll
@@ -280,9 +319,9 @@ private:
         const int column = 16 * block + 4 * lane.q;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int row = key + lane.g + 8 * half, width = row < kK ? kV - column : 0;
-            of_s[half] = load_four<kStateVec>(state + row * kV + column, width);
-            of_g[half] = load_four<kStateVec>(gradient + row * kV + column, width);
+            const int row = min(key + lane.g + 8 * half, kK - 1);
+            of_s[half] = load_existing<kStateVec, kV>(state + row * kV, column);
+            of_g[half] = load_existing<kStateVec, kV>(gradient + row * kV, column);
         }
     }
     // The lane's part of a tile of 8 steps of a row, 16 value features.

@@ -1,0 +1,27 @@
+// Loads of rows whose end lies within a vector, without conditions.
+#pragma once
+
+#include "kgen/primitives/memory.cuh"
+
+namespace kgen::wkv7 {
+
+// Elements `column` to column + 3 of a row of `Count`; the last ones in place of those behind the end. Without
+// conditions: a load under one is followed by a move that waits for it, and loads of a loop wait for each other.
+template <int CopyVec, int Count, class T>
+KGEN_DEVICE Vec<T, 4> load_existing(const T* row, int column) {
+    constexpr int kEach = min(CopyVec, min(4, static_cast<int>(16 / sizeof(T))));
+    if constexpr (kEach == 4) {
+        return load_vec<4>(row + min(column, Count - 4));
+    } else {
+        Vec<T, 4> found;
+#pragma unroll
+        for (int x = 0; x < 4; x += kEach) {
+            const auto some = load_vec<kEach>(row + min(column + x, Count - kEach));
+#pragma unroll
+            for (int y = 0; y < kEach; ++y) found[x + y] = some[y];
+        }
+        return found;
+    }
+}
+
+}  // namespace kgen::wkv7
