@@ -77,7 +77,11 @@ BACKWARD_CASES = (
     ("wkv7", "B=4,T=2048,H=32,D=64,dtype=bf16,decay_form=log", "fp64(warps=4,", "block_per_head"),
     ("wkv7", "B=1,T=4096,H=32,D=64,dtype=bf16,decay_form=raw", "fp64(warps=2,", "block_per_head"),
     ("wkv7", "B=4,T=1024,H=16,D=64,dtype=fp32", "fp64(", "block_per_head"),
-    ("wkv7", "B=4,T=2048,H=32,D=64,dtype=fp16,w_dtype=fp16", "chunk_rows(", "block_per_head"),
+    ("wkv7", "B=4,T=2048,H=32,D=64,dtype=fp16,w_dtype=fp16", "fp64(", "chunk_rows("),
+    ("wkv7", "B=4,T=2048,H=32,D=128,dtype=fp16,w_dtype=fp16", "chunk_rows(", "block_per_head"),
+    # One loop for all gradients, where a block per head fills the SMs, round by round.
+    ("wkv7", f"B=4,T=1000,H=32,D=64,{WKV7},decay_form=clamp", "warpgroups_fused(", "chunk="),
+    ("wkv7", f"B=4,T=1000,H=40,D=64,{WKV7},decay_form=clamp", "warp_specialized(", "fused"),
     # Rounds of 64 steps would be padding.
     ("wkv4", "B=64,T=2,C=2048,dtype=bf16", "segments=1, steps=4", "segments=8"),
 )

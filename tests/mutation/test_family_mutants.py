@@ -12,6 +12,8 @@ from mutation_harness import mechanism_of, passes_unmutated, refused
 from kgen.catalogue import open_catalogue
 
 CASES = [(family, mistake) for family in FAMILIES for mistake in family.mistakes]
+# Of families with so many mistakes the tiers have every third; the others are slow tests.
+MANY = 50
 
 
 @pytest.mark.slow
@@ -21,7 +23,14 @@ def test_unmutated_passes(family: Family) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "mistake"), CASES, ids=[f"{f.name}-{m.operation}" for f, m in CASES]
+    ("family", "mistake"),
+    [
+        pytest.param(
+            family, mistake, id=f"{family.name}-{mistake.operation}",
+            marks=[pytest.mark.slow] if len(family.mistakes) > MANY and place % 3 else [],
+        )
+        for family in FAMILIES for place, mistake in enumerate(family.mistakes)
+    ],
 )
 def test_a_mistake_is_refused(family: Family, mistake: Mistake) -> None:
     mutant = mutant_of(family, mistake)

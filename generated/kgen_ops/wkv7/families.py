@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "482bba3ef2c7327baf9e547d10a0622f"
+HEADERS = "15a8d7baa83ff8046e858acc6d1fe76b"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -1828,6 +1828,21 @@ BACKWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
         12 if call.chunk == 16 and call.V <= 64 and (call.compute_capability < 120) and (not
         call.precise) else 8
     ),
+    "by_fused": lambda call: (
+        call.compute_capability == 90 and call.decay_form == 'clamp' and (call.dtype == 'bf16') and
+        (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (32 < min(call.K, call.V))
+        and (max(call.K, call.V) <= 64) and (call.T >= 32) and (6 * round_up(call.sequence_heads,
+        call.sm_count) <= 7 * call.sequence_heads)
+    ),
+    "fp64_cores": lambda call: (
+        call.compute_capability == 80 or call.compute_capability == 90 or call.compute_capability ==
+        100
+    ),
+    "fp64_fits": lambda call: (
+        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
+        and (call.sequence_heads >= 1) and (call.w_itemsize == 4 or call.initial_state_itemsize > 0
+        or call.dtype != 'bf16')
+    ),
     "whole_heads": lambda call: (
         call.warps == 8 or call.V <= 64 or call.K > 128 or (call.vec < 8) or (call.column_blocks <=
         call.sm_count)
@@ -1869,6 +1884,12 @@ BACKWARD_WARPGROUPS_FUSED_NAMED: dict[str, Callable[[Call], Any]] = {
         8)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "by_fused": lambda call: (
+        call.compute_capability == 90 and call.decay_form == 'clamp' and (call.dtype == 'bf16') and
+        (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (32 < min(call.K, call.V))
+        and (max(call.K, call.V) <= 64) and (call.T >= 32) and (6 * round_up(call.sequence_heads,
+        call.sm_count) <= 7 * call.sequence_heads)
+    ),
 }
 
 BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1924,6 +1945,21 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         12 if call.chunk == 16 and call.V <= 64 and (call.compute_capability < 120) and (not
         call.precise) else 8
     ),
+    "by_fused": lambda call: (
+        call.compute_capability == 90 and call.decay_form == 'clamp' and (call.dtype == 'bf16') and
+        (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (32 < min(call.K, call.V))
+        and (max(call.K, call.V) <= 64) and (call.T >= 32) and (6 * round_up(call.sequence_heads,
+        call.sm_count) <= 7 * call.sequence_heads)
+    ),
+    "fp64_cores": lambda call: (
+        call.compute_capability == 80 or call.compute_capability == 90 or call.compute_capability ==
+        100
+    ),
+    "fp64_fits": lambda call: (
+        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
+        and (call.sequence_heads >= 1) and (call.w_itemsize == 4 or call.initial_state_itemsize > 0
+        or call.dtype != 'bf16')
+    ),
     "whole_heads": lambda call: (
         call.warps == 8 or call.V <= 64 or call.K > 128 or (call.vec < 8) or (call.column_blocks <=
         call.sm_count)
@@ -1972,6 +2008,21 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
         12 if call.chunk == 16 and call.V <= 64 and (call.compute_capability < 120) and (not
         call.precise) else 8
     ),
+    "by_fused": lambda call: (
+        call.compute_capability == 90 and call.decay_form == 'clamp' and (call.dtype == 'bf16') and
+        (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (32 < min(call.K, call.V))
+        and (max(call.K, call.V) <= 64) and (call.T >= 32) and (6 * round_up(call.sequence_heads,
+        call.sm_count) <= 7 * call.sequence_heads)
+    ),
+    "fp64_cores": lambda call: (
+        call.compute_capability == 80 or call.compute_capability == 90 or call.compute_capability ==
+        100
+    ),
+    "fp64_fits": lambda call: (
+        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
+        and (call.sequence_heads >= 1) and (call.w_itemsize == 4 or call.initial_state_itemsize > 0
+        or call.dtype != 'bf16')
+    ),
     "few_heads": lambda call: (
         call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
         and (8 <= min(call.K, call.V)) and (max(call.K, call.V) <= 64) and (call.dtype == 'bf16')
@@ -2011,6 +2062,21 @@ BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
     "most_row_warps": lambda call: (
         12 if call.chunk == 16 and call.V <= 64 and (call.compute_capability < 120) and (not
         call.precise) else 8
+    ),
+    "by_fused": lambda call: (
+        call.compute_capability == 90 and call.decay_form == 'clamp' and (call.dtype == 'bf16') and
+        (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (32 < min(call.K, call.V))
+        and (max(call.K, call.V) <= 64) and (call.T >= 32) and (6 * round_up(call.sequence_heads,
+        call.sm_count) <= 7 * call.sequence_heads)
+    ),
+    "fp64_cores": lambda call: (
+        call.compute_capability == 80 or call.compute_capability == 90 or call.compute_capability ==
+        100
+    ),
+    "fp64_fits": lambda call: (
+        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
+        and (call.sequence_heads >= 1) and (call.w_itemsize == 4 or call.initial_state_itemsize > 0
+        or call.dtype != 'bf16')
     ),
     "few_heads": lambda call: (
         call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
@@ -2091,7 +2157,8 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "fp64_fits": lambda call: (
         call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
-        and (call.sequence_heads >= 1) and (call.w_itemsize == 4 or call.initial_state_itemsize > 0)
+        and (call.sequence_heads >= 1) and (call.w_itemsize == 4 or call.initial_state_itemsize > 0
+        or call.dtype != 'bf16')
     ),
 }
 
@@ -2223,6 +2290,7 @@ BACKWARD = (
             lambda call: call.row_warps <= max(call.key_tiles, 4),
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
+            lambda call: not (call.fp64_fits or call.by_fused),
             lambda call: (
                 call.row_chunks > 1 or call.chunk == 32 or call.K != 64 or (call.V != 64) or (call.T
                 < 512) or (not call.on_gpu)
@@ -2365,7 +2433,7 @@ BACKWARD = (
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
-            lambda call: call.T >= 32 and call.K > 32 or not call.on_gpu,
+            lambda call: call.by_fused or not call.on_gpu,
         ),
         bind=backward_warpgroups_fused,
     ),
@@ -2491,6 +2559,7 @@ BACKWARD = (
             lambda call: call.row_warps <= max(call.key_tiles, 4),
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
+            lambda call: not (call.fp64_fits or call.by_fused),
             lambda call: (
                 call.row_chunks > 1 or call.chunk == 32 or call.K != 64 or (call.V != 64) or (call.T
                 < 512) or (not call.on_gpu)
@@ -2618,6 +2687,7 @@ BACKWARD = (
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
+            lambda call: not (call.fp64_fits or call.by_fused),
             lambda call: (
                 call.row_chunks > 1 or call.chunk == 32 or call.K != 64 or (call.V != 64) or (call.T
                 < 512) or (not call.on_gpu)
@@ -2749,6 +2819,7 @@ BACKWARD = (
             lambda call: call.threads <= 64 or call.on_gpu,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= call.chunk,
+            lambda call: not (call.fp64_fits or call.by_fused),
             lambda call: (
                 call.row_chunks > 1 or call.chunk == 32 or call.K != 64 or (call.V != 64) or (call.T
                 < 512) or (not call.on_gpu)

@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv7/backward_chunk_loop.cu.jinja
 // config: chunk_loop(warps=1, stages=2, vec=8, min_blocks=1, chunk_warps=4, chunk_blocks=1, row_chunks=4)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
+// problem: K=128, V=128, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward in chunks of 16 steps, clamped decays. All sums are in a fixed order.
 //
 //     wkv7_backward_columns  tensor cores: sa and the states before all chunks, forward in time; gsa, gv, the gradients
@@ -28,8 +28,8 @@ constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 struct Config {
     using Value = ::Value;
     using W = ::W;
-    static constexpr int kK = 64;
-    static constexpr int kV = 64;
+    static constexpr int kK = 128;
+    static constexpr int kV = 128;
     static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;  // of w
     static constexpr int kWarps = 1;      // of the first kernel
     static constexpr int kStages = 2;    // its buffers of 16 steps in shared memory

@@ -1,15 +1,15 @@
 // Rendered by kgen from templates/wkv7/backward_chunk_rows.cu.jinja
-// config: chunk_rows(split=2, tile=1, columns=64, tokens=4, stages=1, vec=2, chunk=32, chunk_warps=4, chunk_blocks=1)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
+// config: chunk_rows(split=4, tile=1, columns=64, tokens=4, stages=1, vec=2, chunk_warps=4, chunk_blocks=1)
+// problem: K=128, V=128, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward, columns of the states in registers, then tensor cores. All sums are in a fixed order.
 //
 //     wkv7_backward_columns  sa and the states before all chunks, forward in time; gsa, gv, the gradients of the
 //                            states after all chunks and that of the initial state, backward in time, by other
 //                            blocks of the same launch
-//     wkv7_backward_rows     tensor cores, chunks of 32 steps: gr, gw, gk, ga and gb, all chunks in parallel
+//     wkv7_backward_rows     tensor cores, chunks of 16 steps: gr, gw, gk, ga and gb, all chunks in parallel
 //
 // Shared memory and barriers: kgen/wkv7/value_columns.cuh, kgen/wkv7/chunk_rows.cuh.
-#include "kgen/wkv7/quotient_rows.cuh"
+#include "kgen/wkv7/chunk_rows_loop.cuh"
 #include "kgen/wkv7/value_columns.cuh"
 
 namespace {
@@ -26,16 +26,16 @@ using kgen::wkv7::step_pointer;
 struct Config {
     using Value = ::Value;
     using W = ::W;
-    static constexpr int kK = 64;
-    static constexpr int kV = 64;
+    static constexpr int kK = 128;
+    static constexpr int kV = 128;
     static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;  // of w
-    static constexpr int kSplit = 2;      // threads that share a column of the state
+    static constexpr int kSplit = 4;      // threads that share a column of the state
     static constexpr int kTile = 1;        // columns of a thread
     static constexpr int kColumns = 64;  // columns of a block
     static constexpr int kTokens = 4;    // steps per barrier
     static constexpr int kStages = 1;    // buffers of kTokens steps in shared memory
     static constexpr int kVec = 2;          // elements per copy
-    static constexpr int kSteps = 32;               // of a chunk
+    static constexpr int kSteps = 16;               // of a chunk
     static constexpr int kRowWarps = 4;  // of wkv7_backward_rows, 16 keys each
     static constexpr int kRowChunks = 1;   // its chunks, one after the other
 };
@@ -128,7 +128,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
 
 KGEN_EXPORT(wkv7_backward_columns);
 
-extern "C" __global__ void __launch_bounds__(kgen::wkv7::QuotientRows<Config>::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kgen::wkv7::ChunkRows<Config>::kThreads, 1)
 wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    const Value* __restrict__ r,            // [B, T, H, K]
                    const W* __restrict__ w,                // [B, T, H, K]
@@ -155,7 +155,7 @@ wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    i64 gw_stride_H, i64 gk_stride_B, i64 gk_stride_T, i64 gk_stride_H,
                    i64 ga_stride_B, i64 ga_stride_T, i64 ga_stride_H, i64 gb_stride_B,
                    i64 gb_stride_T, i64 gb_stride_H, float scale) {
-    kgen::wkv7::backward_quotient_rows<Config>(
+    kgen::wkv7::backward_chunk_rows<Config>(
         cu_seqlens, N, T, H,
         {
          {gy, gy_stride_B, gy_stride_T, gy_stride_H},

@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv7/backward_warp_specialized.cu.jinja
-// config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk=32, chunk_warps=4, chunk_blocks=2, state_bytes=2, quotients=1)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
+// config: warp_specialized(warps=8, row_warps=4, stages=2, vec=8, min_blocks=1, chunk=32, chunk_warps=8, chunk_blocks=1, state_bytes=2, quotients=1)
+// problem: K=128, V=128, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16. All sums are in a fixed
 // order.
 //
@@ -29,10 +29,10 @@ constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 struct Config {
     using Value = ::Value;
     using W = ::W;
-    static constexpr int kK = 64;
-    static constexpr int kV = 64;
+    static constexpr int kK = 128;
+    static constexpr int kV = 128;
     static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;  // of w
-    static constexpr int kWarps = 4;         // consumers of the first kernel, 16 value features each
+    static constexpr int kWarps = 8;         // consumers of the first kernel, 16 value features each
     static constexpr int kRowWarps = 4;  // its producers
     static constexpr int kStages = 2;       // its chunks of inputs in shared memory
     static constexpr int kVec = 8;             // elements per copy
@@ -42,7 +42,7 @@ struct Config {
 
 // Of wkv7_backward_rows.
 struct RowsConfig : Config {
-    static constexpr int kRowWarps = 4;  // of a block, with 16 keys each
+    static constexpr int kRowWarps = 8;  // of a block, with 16 keys each
     static constexpr int kRowChunks = 1;   // of a block, one after the other
 };
 
@@ -64,7 +64,7 @@ static_assert(Config::kK % Config::kVec == 0 && Config::kV % Config::kVec == 0,
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Forward::kThreads, 2)
+extern "C" __global__ void __launch_bounds__(Forward::kThreads, 1)
 wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
                       const Value* __restrict__ r,              // [B, T, H, K]
                       const W* __restrict__ w,                  // [B, T, H, K]
@@ -131,7 +131,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
 
 KGEN_EXPORT(wkv7_backward_columns);
 
-extern "C" __global__ void __launch_bounds__(kgen::wkv7::QuotientRows<RowsConfig>::kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kgen::wkv7::QuotientRows<RowsConfig>::kThreads, 1)
 wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    const Value* __restrict__ r,            // [B, T, H, K]
                    const W* __restrict__ w,                // [B, T, H, K]

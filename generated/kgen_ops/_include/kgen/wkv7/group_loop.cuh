@@ -44,7 +44,7 @@ struct GroupLoop : ColumnTensors<bf16, typename Config::W> {
     using W = typename Config::W;
     using Half = HalfOperands<bf16>;
     using Tiles = GroupTiles;
-    using Producer = GroupProducer<W, Config::kK, Config::kVec, true, 1>;
+    using Producer = GroupProducer<W, Config::kK, Config::kVec, true, 2>;
     static constexpr int kChunk = Tiles::kChunk, kColumns = Tiles::kColumns, kThreads = 256, kKeys = Config::kK;
     static constexpr int kSmemBytes = Tiles::kBytes + SwizzledPanels<8>::kBytes;
     static_assert(Config::kForm == DecayForm::clamp, "1 / P has a bound in this form alone");
@@ -232,6 +232,7 @@ private:
         wgmma_fence(sums, own);
         multiply_block<16>(sums, own, inverse, 0, 0);
         wgmma_commit();
+        update(state, v, from.row_operand(slot, Tiles::kKLow));
         update(state, v, from.row_operand(slot, Tiles::kK));
         wgmma_commit();
 
