@@ -50,7 +50,8 @@ def test_three_blocks_per_sm_spill_nothing(decay_form: str) -> None:
     rows = {"chunk": 16, "key_split": 8, "keys": 16, "prepared": 3}
     config = Config.of(variant.name, values | rows)
     pass_ = entry.operator.signature.pass_named("backward")
-    assert is_feasible(variant, config, pass_, problem, H200)
+    # On an H200 a search prefers fp64 tensor cores.
+    assert is_feasible(variant, config, pass_, problem, H200, legality_only=True)
     used = dict(compiled(entry, variant, config, problem).resources)["wkv7_backward_rows"]
     assert used.registers <= 168
     assert used.spill_bytes == 0
