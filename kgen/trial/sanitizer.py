@@ -97,11 +97,9 @@ def _only_kernels(names: Sequence[str]) -> tuple[str, ...]:
 
     The sanitizer takes one filter.
     """
-    common = max(
-        (names[0][:n] for n in range(len(names[0]) + 1)
-         if all(name.startswith(names[0][:n]) for name in names)),
-        key=len,
-    )
+    common = names[0]
+    while not all(name.startswith(common) for name in names):
+        common = common[:-1]
     return ("--kernel-name", f"kernel_substring={common}") if common else ()
 
 
