@@ -44,7 +44,7 @@ struct GroupLoop : ColumnTensors<bf16, typename Config::W> {
     using W = typename Config::W;
     using Half = HalfOperands<bf16>;
     using Tiles = GroupTiles;
-    using Producer = GroupProducer<W, Config::kK, Config::kVec, true, 2>;
+    using Producer = GroupProducer<W, Config::kK, Config::kVec>;
     static constexpr int kChunk = Tiles::kChunk, kColumns = Tiles::kColumns, kThreads = 256, kKeys = Config::kK;
     static constexpr int kSmemBytes = Tiles::kBytes + SwizzledPanels<8>::kBytes;
     static_assert(Config::kForm == DecayForm::clamp, "1 / P has a bound in this form alone");

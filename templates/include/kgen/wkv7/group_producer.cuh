@@ -12,10 +12,10 @@
 //
 //     put_totals      sums of logarithms; at any time after put_rows of the chunk before
 //     put_rows        rows
-//     start_scores    products; multiply also waits for them
+//     start_scores    products
 //     put_scores
 //
-// Precision: R has two terms, K one or two, A and B one; scores have two, and are sums of all products of terms but
+// Precision: R and K have two terms, A and B one; scores have two, and are sums of all products of terms but
 // those of two low ones. Decays of 1 are exact. Inputs above 2^99 may give Inf: the loop then computes step by step.
 //
 // Synchronisation: group_tiles.cuh names the barriers. All warps call all functions.
@@ -30,9 +30,9 @@
 
 namespace kgen::wkv7 {
 
-// CopyVec: elements per copy. Blockwise: the inverse is one of 16 steps (GroupInverse::put_blocks), and the scores of
-// later steps with earlier ones are terms in the place of its block T21. KTerms: of the rows K.
-template <class W, int Keys, int CopyVec, bool Blockwise = false, int KTerms = 2>
+// CopyVec: elements per copy. The inverse is one of 16 steps (GroupInverse::put_blocks), and the scores of later steps
+// with earlier ones are terms in the place of its block T21.
+template <class W, int Keys, int CopyVec>
 class GroupProducer {
     static constexpr int kChunk = GroupTiles::kChunk, kSteps = 8, kLaneSteps = 4, kLaneKeys = 4;
     using Half = HalfOperands<bf16>;
@@ -88,14 +88,7 @@ public:
         *reinterpret_cast<Vec<float, kLaneKeys>*>(tiles_.totals(warp_) + own.key) = total;
     }
 
-    // Rows and decays of a chunk, chunk after chunk.
-    KGEN_DEVICE void put_rows(int slot) const {
-        Logs logs;
-        put_totals<3>(slot, logs);
-        put_rows(slot, logs);
-    }
-
-    // The same after put_totals. The copies of the chunk after this one may be in flight.
+    // Rows and decays of a chunk, chunk after chunk, each after put_totals. The copies of the next one may be in flight.
     KGEN_DEVICE void put_rows(int slot, const Logs& logs) const {
         cp_async_wait<2>();
         named_barrier_sync(kProducersBarrier, 128);  // all totals are there, and all lanes' copies
@@ -132,7 +125,7 @@ public:
                 inverse[x] = fast_exp2(-sum);
             }
             put_row<2>(at + 64 * GroupTiles::kR, at + 64 * GroupTiles::kRLow, now.r, product);
-            put_row<KTerms>(at + 64 * GroupTiles::kK, at + 64 * GroupTiles::kKLow, now.k, inverse);
+            put_row<2>(at + 64 * GroupTiles::kK, at + 64 * GroupTiles::kKLow, now.k, inverse);
             put_row<1>(at + 64 * GroupTiles::kB, nullptr, now.b, inverse);
         }
         if (warp_ == 3 && own.late) {
@@ -155,26 +148,17 @@ public:
 #pragma unroll
         for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = 0.0f;
         const auto updates = tiles_.row_operand(slot, GroupTiles::kK);
-        [[maybe_unused]] const auto rest = tiles_.row_operand(slot, GroupTiles::kKLow);
+        const auto rest = tiles_.row_operand(slot, GroupTiles::kKLow);
         wgmma_fence(sums, x, low);
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, low[t], updates.at(0, 16 * t));
         wgmma_commit();
-        if constexpr (KTerms == 2) {
 #pragma unroll
-            for (int t = 0; t < 4; ++t) wgmma_m64k16<32, Major::K>(first_tiles<4>(sums), x[t], rest.at(0, 16 * t));
-        }
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<32, Major::K>(first_tiles<4>(sums), x[t], rest.at(0, 16 * t));
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, x[t], updates.at(0, 16 * t));
         wgmma_commit();
         wgmma_wait<1>(low);  // else its registers would be in use as long
-    }
-
-    // The same, complete.
-    KGEN_DEVICE void multiply(int slot, float (&sums)[8][4]) const {
-        u32 x[4][4];
-        start_scores(slot, x, sums);
-        wgmma_wait<0>(sums, x);
     }
 
     // Scores and the triangle from these products, to shared memory. Nothing reads those of the chunk before any more.
@@ -292,7 +276,7 @@ private:
         const auto &first = sums[4 + 2 * Block], &second = sums[4 + 2 * Block + 1];
         if (of_r()) {
             put_terms<Block, Diagonal>(GroupTiles::kScoreRB, first, second);
-        } else if (Blockwise && !Diagonal) {
+        } else if (!Diagonal) {
             put_terms<Block, Diagonal>(GroupTiles::kInverse, first, second);
         } else {
             const MmaLane own = own_lane();

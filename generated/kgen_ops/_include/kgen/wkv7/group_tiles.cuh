@@ -15,7 +15,7 @@
 //     bf16 scores[4][32][64]       A K^T, R K^T, R B^T and the inverse: columns 0 to 31 high terms, 32 to 63 low ones
 //     bf16 values[2][32][64]       v of two chunks
 //     float triangle[3][324]       A B^T by blocks of 16 x 16: 0, 0 / 1, 0 / 1, 1; rows are 20 floats apart.
-//                                  Blockwise, block 1, 0 is two terms in the place of that of the inverse
+//                                  forward, block 1, 0 is two terms in the place of that of the inverse
 //     float totals[4][64]          sums of logarithms of the decays of eight steps each
 //     float decay[kSlots][64]      P of all steps of a chunk
 //
