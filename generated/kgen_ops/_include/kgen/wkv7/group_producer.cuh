@@ -88,7 +88,7 @@ public:
         *reinterpret_cast<Vec<float, kLaneKeys>*>(tiles_.totals(warp_) + own.key) = total;
     }
 
-    // Rows and decays of a chunk, chunk after chunk, each after put_totals. The copies of the next one may be in flight.
+    // Rows and decays of a chunk, chunk after chunk, each after put_totals. Copies of the next one may be in flight.
     KGEN_DEVICE void put_rows(int slot, const Logs& logs) const {
         cp_async_wait<2>();
         named_barrier_sync(kProducersBarrier, 128);  // all totals are there, and all lanes' copies
