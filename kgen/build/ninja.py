@@ -18,6 +18,7 @@ from kgen.errors import ToolchainError
 _TIMED_OUT = 124  # of timeout(1)
 _SIGNALLED = 128  # plus the signal's number
 _KILLED = _SIGNALLED + 9
+_TERMINATED = _SIGNALLED + 15
 _GRACE_S = 2  # from SIGTERM to SIGKILL
 # Limit on any file that a command writes, its log included; far above any regular size.
 _FILE_BYTES = 1 << 30
@@ -98,9 +99,13 @@ class Ninja:
             words = [*self._tied, self._timeout, "-k", str(_GRACE_S), f"{limits.timeout_s:g}",
                      *command.arguments]
             # The command writes status and times to files; ninja does not report those of failures.
-            line = (f": > {index}.start; ({_ulimits(limits)}; exec {shlex.join(words)}) "
-                    f"> {index}.log 2>&1; "
-                    f"status=$?; echo $status > {index}.status; exit $status")
+            # timeout(1) leads a process group of its own. cicc and cc1plus catch SIGTERM, and nvcc
+            # does not wait for them when it ends, so all of the group is killed at the end.
+            kill = "kill -s KILL -- -$group 2> /dev/null"
+            line = (f": > {index}.start; trap '{kill}; exit {_TERMINATED}' INT TERM; "
+                    f"({_ulimits(limits)}; exec {shlex.join(words)}) > {index}.log 2>&1 & "
+                    f"group=$!; wait $group; status=$?; {kill}; "
+                    f"echo $status > {index}.status; exit $status")
             lines += [f"build {_escape(command.output, path=True)}: run",
                       f"  line = {_escape(line)}"]
         (folder / "build.ninja").write_text("\n".join(lines) + "\n")

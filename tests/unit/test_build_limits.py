@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -347,6 +348,31 @@ def test_commands_that_signals_end(tmp_path: Path) -> None:
     assert [d.error for d in done] == [
         "the compiler was ended by SIGSEGV", ended_by(9), ended_by(9), ""]
     assert (tmp_path / "d.out").read_text().split() == [str(300 << 10), "0"]
+
+
+@pytest.mark.parametrize("how", ["time", "close"])
+def test_commands_whose_children_ignore_signals(how: str, tmp_path: Path) -> None:
+    """cicc catches SIGTERM, and nvcc does not wait for it."""
+    shell = shutil.which("sh") or "/bin/sh"
+    deaf = "trap '' INT TERM; echo $$ > deaf; while :; do sleep 0.1; done"
+    command = Command((shell, "-c", f"{shell} -c {shlex.quote(deaf)}; exit 1"), "a.out")
+    ninja = Ninja(CompileLimits(1.0 if how == "time" else 600.0))
+    file = tmp_path / "deaf"
+
+    def close_when_started() -> None:
+        wait_until(lambda: file.exists() and file.read_text().strip() != "")
+        ninja.close()
+
+    if how == "time":
+        [done] = ninja.run([command], tmp_path, jobs=1)
+        assert "ended after 1 s" in done.error
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            closing = pool.submit(close_when_started)
+            with pytest.raises(ToolchainError, match="closed"):
+                ninja.run([command], tmp_path, jobs=1)
+            closing.result()
+    wait_until(lambda: is_gone(int(file.read_text())))
 
 
 def test_limits() -> None:
