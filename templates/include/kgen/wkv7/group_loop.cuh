@@ -1,5 +1,6 @@
-// wkv7's loops forward by two warpgroups, in chunks of 32 steps: y, or sa and the states before all chunks; bf16 operands (wgmma, sm_90a), decays of the form clamp
-// alone, up to 64 keys. A block has up to 64 value features of a head.
+// wkv7's loops forward by two warpgroups, in chunks of 32 steps: y, or sa and the states before all chunks; bf16
+// operands (wgmma, sm_90a), decays of the form clamp alone, up to 64 keys. A block has up to 64 value features of a
+// head.
 //
 // The producer warpgroup (group_producer.cuh) computes rows with decays and scores of a chunk, while the consumer
 // warpgroup computes the chunk before. That has the state in registers:
@@ -38,8 +39,8 @@
 
 namespace kgen::wkv7 {
 
-// A Config has W; kForm: of the decays; kK; kVec: elements per copy. A Pass has quotients, and one output: of ForwardSums
-// with State: dtype of the states in memory, one every StateSteps steps.
+// A Config has W; kForm: of the decays; kK; kVec: elements per copy. Pass: with quotients, forward, with one output.
+// State: dtype of the states in memory, one every StateSteps steps.
 template <class Config, class Pass = ByQuotients<ForwardOutputs>, class State = float, int StateSteps = 16>
 struct GroupLoop : ColumnTensors<bf16, typename Config::W, State, StateSteps> {
     using W = typename Config::W;
@@ -183,13 +184,13 @@ private:
 #pragma unroll
         for (int t = 0; t < 2; ++t) wgmma_m64k16<64, Major::MN>(state, x[t], y.at(16 * t, 0));
     }
-    // state += sa B for 16 steps, from `step` on.
-    static KGEN_DEVICE void update_sums(float (&state)[8][4], const u32 (&sa)[Pass::kSumsTerms][4], int slot, int step) {
-        if constexpr (Pass::kTermsB == 2)
-            wgmma_m64k16<64, Major::MN>(state, sa[0], tiles().row_operand(slot, kLow<kRowB>).at(step, 0));
+    // state += sa B for 16 steps, from `step` on. b, low: rows of all steps.
+    static KGEN_DEVICE void update_sums(float (&state)[8][4], const u32 (&sa)[Pass::kSumsTerms][4],
+                                        const Tiles::RowOperand& b, const Tiles::RowOperand& low, int step) {
+        if constexpr (Pass::kTermsB == 2) wgmma_m64k16<64, Major::MN>(state, sa[0], low.at(step, 0));
 #pragma unroll
         for (int term = Pass::kSumsTerms - 1; term >= 0; --term)
-            wgmma_m64k16<64, Major::MN>(state, sa[term], tiles().row_operand(slot, Tiles::kB).at(step, 0));
+            wgmma_m64k16<64, Major::MN>(state, sa[term], b.at(step, 0));
     }
 
     // Operands A of all columns of accumulators, term after term.
@@ -251,6 +252,7 @@ private:
 
         // 2. sa of the first 16 steps, and what the state gets of v meanwhile.
         const auto inverse = from.score_operand(Tiles::kInverse), of_sa = from.score_operand(Tiles::kScoreRB);
+        const auto updates = from.row_operand(slot, Tiles::kB), low_updates = from.row_operand(slot, kLow<kRowB>);
         u32 sa[2][Pass::kSumsTerms][4], own[Pass::kReadTerms][4];
         float sums[2][4];
         wgmma_wait<kY ? 1 : 0>(x);
@@ -272,7 +274,7 @@ private:
         multiply_block<16>(sums, sa[0], inverse, 16, 0);
         wgmma_commit();
         if constexpr (kY) multiply_block<32>(output, sa[0], of_sa, 0, 0);
-        update_sums(state, sa[0], slot, 0);
+        update_sums(state, sa[0], updates, low_updates, 0);
         wgmma_commit();
 
         // 4. sa of the later steps.
@@ -294,7 +296,7 @@ private:
             multiply_block<32>(output, sa[1], of_sa, 0, 16);
             wgmma_commit();
         }
-        update_sums(state, sa[1], slot, 16);
+        update_sums(state, sa[1], updates, low_updates, 16);
         wgmma_commit();
         if constexpr (kY) wgmma_wait<1>(output);
     }
