@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "680b1ca503fac2e48d91f9893c80c041"
+HEADERS = "5e67da7727d684e2392b5830fd2da1e8"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -2373,10 +2373,10 @@ BACKWARD = (
             lambda call: call.needed_registers <= call.registers,
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
             lambda call: (
-                call.warpgroups == 0 or (call.warps == call.row_warps and call.stages == 2 and
-                (call.row_copies + call.consumer_scores == 0))
+                call.warpgroups == 0 or (call.warps == call.row_warps and (call.warps == 4 or not
+                call.on_gpu) and (call.stages == 2) and (call.row_copies + call.consumer_scores ==
+                0))
             ),
-            lambda call: call.warpgroups == 0 or call.warps == 4 or (not call.on_gpu),
             lambda call: call.state_bytes == 4 or (call.K >= 64 and call.V >= 64),
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,

@@ -1,5 +1,6 @@
-// wkv7's loops forward by two warpgroups, in chunks of 32 steps: y, or sa and the states before all chunks; bf16 operands (wgmma, sm_90a), decays of the form clamp
-// alone, up to 64 keys. A block has up to 64 value features of a head.
+// wkv7's loops forward by two warpgroups, in chunks of 32 steps: y, or sa and the states before all chunks; bf16
+// operands (wgmma, sm_90a), decays of the form clamp alone, up to 64 keys. A block has up to 64 value features of a
+// head.
 //
 // The producer warpgroup (group_producer.cuh) computes rows with decays and scores of a chunk, while the consumer
 // warpgroup computes the chunk before. That has the state in registers:
@@ -38,8 +39,8 @@
 
 namespace kgen::wkv7 {
 
-// A Config has W; kForm: of the decays; kK; kVec: elements per copy. A Pass has quotients, and one output: of ForwardSums
-// with State: dtype of the states in memory, one every StateSteps steps.
+// A Config has W; kForm: of the decays; kK; kVec: elements per copy. Pass: with quotients, forward, with one output.
+// State: dtype of the states in memory, one every StateSteps steps.
 template <class Config, class Pass = ByQuotients<ForwardOutputs>, class State = float, int StateSteps = 16>
 struct GroupLoop : ColumnTensors<bf16, typename Config::W, State, StateSteps> {
     using W = typename Config::W;

@@ -16,8 +16,9 @@
 //     start_scores    products
 //     put_scores
 //
-// Precision: terms of rows are the Pass's (loop_passes.cuh); scores have two, and are sums of all products of terms
-// but those of two low ones. Decays of 1 are exact. Inputs above 2^99 may give Inf: the loop then computes step by step.
+// Precision: the Pass says how many terms rows have (loop_passes.cuh); scores have two, and are sums of all products of
+// terms but those of two low ones. Decays of 1 are exact. Inputs above 2^99 may give Inf: the loop then computes step by
+// step.
 //
 // Synchronisation: group_tiles.cuh names the barriers. All warps call all functions.
 #pragma once
@@ -31,8 +32,8 @@
 
 namespace kgen::wkv7 {
 
-// Pass: with quotients, forward. CopyVec: elements per copy. The inverse is one of 16 steps (GroupInverse::put_blocks), and the scores of later steps
-// with earlier ones are terms in the place of its block T21.
+// Pass: with quotients, forward. CopyVec: elements per copy. The inverse is one of 16 steps (GroupInverse::put_blocks),
+// and the scores of later steps with earlier ones are terms in the place of its block T21.
 template <class Pass, class W, int Keys, int CopyVec>
 class GroupProducer {
     static constexpr int kChunk = GroupTiles::kChunk, kSteps = 8, kLaneSteps = 4, kLaneKeys = 4;
@@ -143,8 +144,8 @@ public:
         named_barrier_sync(kProducersBarrier, 128);
     }
 
-    // Starts [A; R] [K; B]^T of a chunk: the warp's 16 rows, of A for warps 0 and 1, and without R for all. The last of its two groups of
-    // products is in flight at the end; `x` and `sums` are in use until it is complete.
+    // Starts [A; R] [K; B]^T of a chunk: the warp's 16 rows, of A for warps 0 and 1, and without R for all. The last of
+    // its two groups of products is in flight at the end; `x` and `sums` are in use until it is complete.
     KGEN_DEVICE void start_scores(int slot, u32 (&x)[4][4], float (&sums)[8][4]) const {
         const bf16* rows = tiles_.rows(slot);
         u32 low[4][4] = {};
