@@ -985,8 +985,6 @@ FAMILIES = (
             Mistake("rows of later scores", r"64 \* 16 \* \(warp_ % 2\)\)", "0)", _GROUPS),
             Mistake("low rows of later scores", r"kLow<kRowA> \+ 16 \* \(warp_ % 2\)",
                     "kLow<kRowA>", _GROUPS),
-            Mistake("low terms of B in scores", r"Pass::kTermsB == 2 \? 64 : 32;", "32;",
-                    _GROUPS),
             Mistake("warps with A K", r"kReadsR \|\| warp_ < 2", "kReadsR || warp_ < 1", _GROUPS),
             Mistake("warps with the triangle", r"kReadsR \|\| !of_k", "kReadsR || warp_ > 2",
                     _GROUPS),
