@@ -214,9 +214,11 @@ class _Check:
             if place == last_other and elsewhere is not None:
                 # The set's own buffers hold other values, the workspaces what is of those.
                 elsewhere.clear()
+                scratch.keep()
                 bind(elsewhere.tensors | workspaces, self._fixture.scalars_of(made.case))()
                 for name, bits in elsewhere.prints(made.results).items():
                     self._compare_bits(name, bits, first, self._differs_elsewhere)
+                scratch.put_back()  # for the next launch on the set's values
                 elsewhere = None
             if not step.own:
                 continue

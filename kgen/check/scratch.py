@@ -34,7 +34,16 @@ class ScratchState:
     def before_launch(self, step: Step) -> None:
         """Keep what a launch on the set's own values finds."""
         if step.own and self._first:
-            self._before = {name: self._scratch[name].arena.clone() for name in self._first}
+            self.keep()
+
+    def keep(self) -> None:
+        """Keep what the workspaces hold."""
+        self._before = {name: self._scratch[name].arena.clone() for name in self._first}
+
+    def put_back(self) -> None:
+        """Give the workspaces what they held at `keep`."""
+        for name, arena in self._before.items():
+            self._scratch[name].arena.copy_(arena)
 
     def after_launch(self, step: Step) -> None:
         """Compare what a launch on the set's own values left."""
