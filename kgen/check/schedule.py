@@ -240,7 +240,7 @@ class Schedule:
             layouts += [VIEWS, EXPANDED, OVERLAPPING]
             most = max(len(t.free_strides) for t in self.pass_.inputs)
             if most > 1:
-                layouts += [*ONE_GAPS[:most], *REPEATED[: 1 + most]]
+                layouts += [*ONE_GAPS[:most], REPEATED[0]]
         layouts += [SHARED, *SHIFTED]
         few = {name: SHARED_STEPS for name in self.operator.serial_dims if name not in constants}
         return [
@@ -255,7 +255,9 @@ class Schedule:
         ]
 
     def _heads_of_one_key(self, dims: Dims) -> Iterator[Case]:
-        """All inputs but the first have the heads of one, as a grouped query attention has."""
+        """All inputs but the first repeat one of their dims, as the keys and values of a grouped
+        query attention repeat their heads.
+        """
         names = [t.name for t in self.pass_.inputs]
         most = max((len(t.free_strides) for t in self.pass_.inputs), default=0)
         for layout in REPEATED[2 : 1 + most]:
