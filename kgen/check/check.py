@@ -302,7 +302,7 @@ class _Check:
             f"{name} differs between launches on the same inputs if these lie in other memory "
             "than those of the launch before"
             for name, _ in elsewhere
-            if next(answers)
+            if next(answers) and name not in differing
         ]
         counters = [name for name, _ in counting if next(answers)]
         told += [
