@@ -116,8 +116,8 @@ def with_opposites(
         if t.name in of:
             value = shared[t.name]
             # Inputs that share their values may be smaller than they were drawn.
-            least = drawn[t.name].float().abs().amax().clamp_min(1e-9)
-            ratio = (value.float().abs().amax() / least).nan_to_num(1.0).clamp_max(1.0)
+            largest = drawn[t.name].float().abs().amax().clamp_min(1e-9)
+            ratio = (value.float().abs().amax() / largest).nan_to_num(1.0).clamp_max(1.0)
             own = drawn[t.name] * ratio
             kind = row_numbers(t.dims, value, problem, row_dims) % 3
             value = torch.where(kind == 1, -value, value)
