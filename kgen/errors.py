@@ -109,7 +109,9 @@ class BenchError(KgenError):
 def suggest(value: str, known: Iterable[str]) -> str:
     """Return a hint line: the nearest known name if there is one, then all known names."""
     names = sorted(known)
-    near = get_close_matches(value, names, n=1)
+    by_lower_case = {name.lower(): name for name in names}
+    near = get_close_matches(value, names, n=1) or [
+        by_lower_case[match] for match in get_close_matches(value.lower(), by_lower_case, n=1)]
     hint = f"did you mean '{near[0]}'? " if near else ""
     return f"{hint}known: {', '.join(names) if names else '(none)'}"
 

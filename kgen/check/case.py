@@ -17,7 +17,8 @@ NORMAL = "normal"
 Layout = Literal[
     "contiguous", "strided", "odd strides", "permuted", "shifted", "shifted 8 bytes",
     "shifted 16 bytes", "apart", "views", "shared", "expanded", "overlapping", "far",
-    "far second", "far third",
+    "far second", "far third", "one gap", "one gap second", "one gap third", "repeated",
+    "repeated first", "repeated second", "repeated third",
 ]
 SHIFTED: tuple[Layout, ...] = ("shifted", "shifted 8 bytes", "shifted 16 bytes")
 APART: Layout = "apart"
@@ -25,7 +26,11 @@ VIEWS: Layout = "views"
 SHARED: Layout = "shared"
 EXPANDED: Layout = "expanded"
 OVERLAPPING: Layout = "overlapping"
-EQUAL_VALUES: tuple[Layout, ...] = (SHARED, EXPANDED, OVERLAPPING)
+ONE_GAPS: tuple[Layout, ...] = ("one gap", "one gap second", "one gap third")
+REPEATED: tuple[Layout, ...] = (
+    "repeated", "repeated first", "repeated second", "repeated third",
+)
+EQUAL_VALUES: tuple[Layout, ...] = (SHARED, EXPANDED, OVERLAPPING, *REPEATED)
 """Layouts in which values are equal where the memory is."""
 FAR: Layout = "far"
 FARS: tuple[Layout, ...] = (FAR, "far second", "far third")
@@ -46,7 +51,9 @@ class Case:
             one. `views`: inputs of one dtype lie side by side in the rows of one tensor. `shared`:
             inputs of one shape and dtype are the same memory. `expanded`: a stride is 0.
             `overlapping`: a row begins in the middle of the row before, as windows of a sequence
-            do. The values of these three are equal where the memory is. `far`, `far second`,
+            do. `repeated`: all free strides are 0; `repeated first` and so on: that of the first
+            dim with a free stride. The values of these are equal where the memory is. `one gap`:
+            one dim of an input has a gap, sets and inputs take turns in which. `far`, `far second`,
             `far third`: the stride of one of the dims that may have one is beyond 32 bits.
         seed: Of the generator.
         fresh: Whether the seed is a trial's own, so that keeping the set is no use.

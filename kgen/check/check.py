@@ -24,7 +24,9 @@ from kgen.check.errors import (
 from kgen.check.extents import Threads
 from kgen.check.fixture import Admits, Fixture, guard_numbers
 from kgen.check.input_set import InputSet
+from kgen.check.moved import moved
 from kgen.check.precision import torch_dtype
+from kgen.check.scratch import ScratchState
 from kgen.check.steps import Step, steps_of
 from kgen.check.verdict import Verdict
 from kgen.model.plan import Workspace
@@ -178,21 +180,26 @@ class _Check:
         self._bitwise = bitwise
         self._mean = mean
         self._changed: dict[str, Tensor] = {}
-        self._counts: dict[str, Tensor] = {}  # workspaces that change when a launch is repeated
+        self._differs_elsewhere: dict[str, Tensor] = {}
+        self._scratch_state = ScratchState({})
         self._scratch = {w.name: _workspace(w, made.problem, fixture.device) for w in workspaces}
 
     def run(self, bind: Bind, steps: Sequence[Step]) -> _Finding:
         made, outputs = self._made, self._made.outputs
-        tensors = made.tensors | {name: b.tensor for name, b in self._scratch.items()}
+        workspaces = {name: b.tensor for name, b in self._scratch.items()}
+        tensors = made.tensors | workspaces
         for buffer in outputs.values():
             buffer.reset()
         launch = bind(tensors, self._fixture.scalars_of(made.case))
         differs: dict[str, Tensor] = {}
         first: dict[str, Tensor] = {}
-        kept: dict[str, Tensor] = {}  # of workspaces after the launch before, of the set's values
+        scratch = self._scratch_state = ScratchState(self._scratch if self._bitwise else {})
         errors: list[dict[str, Tensor]] = []
         holds_own = True
-        for step in steps:
+        made.restore()
+        elsewhere = moved(made) if self._bitwise and len(steps) > 1 else None
+        last_other = max((i for i, step in enumerate(steps) if not step.own), default=-1)
+        for place, step in enumerate(steps):
             if step.own != holds_own:
                 self._put_values(own=step.own)
                 holds_own = step.own
@@ -201,12 +208,20 @@ class _Check:
                 buffer.fill(step.outputs)
             for buffer in self._scratch.values():
                 buffer.fill(step.workspaces)
+            scratch.before_launch(step)
             launch()
+            scratch.after_launch(step)
+            if place == last_other and elsewhere is not None:
+                # The set's own buffers hold other values, the workspaces what is of those.
+                elsewhere.clear()
+                scratch.keep()
+                bind(elsewhere.tensors | workspaces, self._fixture.scalars_of(made.case))()
+                for name, bits in elsewhere.prints(made.results).items():
+                    self._compare_bits(name, bits, first, self._differs_elsewhere)
+                scratch.put_back()  # for the next launch on the set's values
+                elsewhere = None
             if not step.own:
-                kept = {}
                 continue
-            if self._bitwise:
-                kept = self._compare_workspaces(step, kept)
             if self._bitwise:
                 for name, buffer in made.results.items():
                     self._compare_bits(name, fingerprint(buffer), first, differs)
@@ -234,18 +249,6 @@ class _Check:
             now = (self._made.print_of(name) != self._made.prints[name]).any()
             found[name] = self._changed[name] | now if name in self._changed else now
         return found
-
-    def _compare_workspaces(self, step: Step, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A launch that finds what a launch on the same values left in the workspaces must leave
-        the same: a counter does not.
-        """
-        now = {name: fingerprint(buffer) for name, buffer in self._scratch.items()}
-        if step.workspaces is Fill.LEFT:
-            for name in before:
-                changed = (now[name] != before[name]).any()
-                seen = self._counts.get(name)
-                self._counts[name] = changed if seen is None else seen | changed
-        return now
 
     @staticmethod
     def _compare_bits(
@@ -281,9 +284,11 @@ class _Check:
         means = self._means() if self._mean else {}
         written = {name: buffer.tensor for name, buffer in made.results.items()}
         touched = [*touched_elements(made, written).items()]
-        counting = [*self._counts.items()]
+        counting = [*self._scratch_state.counts.items()]
+        elsewhere = [*self._differs_elsewhere.items()]
         asked = (
-            *outside, *changed, *touched, *differs.items(), *counting, *measured, *means.items()
+            *outside, *changed, *touched, *differs.items(), *elsewhere, *counting, *measured,
+            *means.items(),
         )
         answers = iter(torch.stack([answer.double() for _, answer in asked]).tolist())
 
@@ -293,9 +298,15 @@ class _Check:
         told += [touched_text(name) for name, _ in touched if next(answers)]
         differing = [name for name in differs if next(answers)]
         told += [f"{name} differs between launches on the same inputs" for name in differing]
+        told += [
+            f"{name} differs between launches on the same inputs if these lie in other memory "
+            "than those of the launch before"
+            for name, _ in elsewhere
+            if next(answers) and name not in differing
+        ]
         counters = [name for name, _ in counting if next(answers)]
         told += [
-            f"workspace {name} is not the same after a launch is repeated on the same inputs: "
+            f"workspace {name} is not the same after another launch on the same inputs: "
             "it keeps state from launch to launch"
             for name in counters
         ]

@@ -13,7 +13,9 @@ from kgen.check.case import (
     EXPANDED,
     FARS,
     NORMAL,
+    ONE_GAPS,
     OVERLAPPING,
+    REPEATED,
     SHARED,
     VIEWS,
     Case,
@@ -33,9 +35,12 @@ from kgen.check.layouts import (
     far_strides,
     gap,
     long_dim,
+    one_gap,
     overlapping_strides,
     padded,
     permuted,
+    repeated_dims,
+    repeated_strides,
     side_by_side,
     write,
 )
@@ -50,6 +55,16 @@ from kgen.check.row_values import (
     with_special_rows,
 )
 from kgen.check.run_values import RUNS, cut_for_runs, with_runs
+from kgen.check.shaped_values import (
+    ALIKE,
+    OPPOSITE,
+    SHAPED,
+    SHAPES,
+    cut_to_one,
+    with_opposites,
+    with_shapes,
+    with_steps_alike,
+)
 from kgen.check.sizes import SHARED_STEPS
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem
@@ -110,6 +125,15 @@ def drawn_inputs(
         )
     elif case.name == SIGNS_BY_ROWS:
         drawn = with_row_signs(drawn, pass_, problem, linear_names(), rows)
+    elif case.name == SHAPES:
+        drawn = with_shapes(drawn, pass_, problem, linear_names(), rows, is_serial)
+    elif case.name == ALIKE:
+        drawn = with_steps_alike(
+            drawn, pass_, problem, linear_names(), rows, operator.serial_dims
+        )
+    elif case.name == OPPOSITE:
+        shared, of = _shared(operator, pass_, problem, drawn, linear_names)
+        drawn = with_opposites(drawn, shared, of, pass_, problem, rows)
     elif case.name == RUNS:
         drawn = with_runs(drawn, pass_, problem, rows, operator.serial_dims)
         if packing is not None and packing.offsets in drawn:
@@ -120,6 +144,8 @@ def drawn_inputs(
         )
     if case.name in (*ROW_SETS[1:], POWERS) and packing is not None and packing.offsets in drawn:
         drawn[packing.offsets] = cut(case.name, drawn[packing.offsets])
+    if case.name in SHAPED[:2] and packing is not None and packing.offsets in drawn:
+        drawn[packing.offsets] = cut_to_one(case.name, drawn[packing.offsets])
     if case.layout == SHARED:
         drawn, _ = _shared(operator, pass_, problem, drawn, linear_names)
     if case.layout == EXPANDED:
@@ -129,6 +155,11 @@ def drawn_inputs(
             else drawn[t.name]
             for place, t in enumerate(pass_.inputs)
         }
+    if case.layout in REPEATED:
+        for t in pass_.inputs:
+            if case.lays_out(t.name):
+                for dim in repeated_dims(t, case.layout):
+                    drawn[t.name] = _repeated(drawn[t.name], dim)
     if case.layout == OVERLAPPING:
         drawn = {
             t.name: drawn[t.name].contiguous().as_strided(
@@ -244,6 +275,11 @@ def _laid_out(
         strides = permuted(declared, shape)
     elif layout == OVERLAPPING:
         strides = overlapping_strides(declared, shape, value.element_size())
+    elif layout in REPEATED:
+        strides = repeated_strides(shape, repeated_dims(declared, layout))
+    elif layout in ONE_GAPS:
+        pad = gap(value.element_size(), place, False)
+        strides = one_gap(declared, shape, pad, place + ONE_GAPS.index(layout))
     elif layout == EXPANDED:
         strides = expanded_strides(shape, long_dim(declared, shape, place))
     elif layout in FARS and long_dim(declared, shape) is not None:

@@ -18,6 +18,7 @@ from kgen.check.sizes import (
     DRAWN_EXTENTS,
     DRAWN_REPEATS,
     FEW,
+    LONG,
     MANY,
     MANY_THREADS,
     NARROW,
@@ -29,6 +30,7 @@ from kgen.check.sizes import (
     ROW_STEPS,
     RUN_HEADS,
     RUN_STEPS,
+    SAME,
     SERIAL_WORK,
     SHORT,
     STEADY_BYTES,
@@ -38,6 +40,7 @@ from kgen.check.sizes import (
     TILES_REPEATS,
     WHOLE_HEADS,
     WHOLE_TILES,
+    WIDE,
     Sizes,
 )
 from kgen.model.problem import Problem, with_dims
@@ -204,6 +207,29 @@ class Extents:
                 shortest = min(longer, key=lambda name: dims[name])
                 dims[shortest] = 1
             else:
+                yield dims
+
+    def alike(
+        self, constants: Collection[str], threads: Threads | None = None
+    ) -> Iterator[Dims]:
+        """All run-time dims at one extent, or in turn at it and at twice as much; then many steps
+        of several rows, and of many features.
+        """
+        free = self._smallest_extents(constants)
+        for turns in ((1, 1), (1, 2), (2, 1)):
+            dims = {
+                name: max(free[name], SAME * turns[place % 2]) for place, name in enumerate(free)
+            }
+            if self._is_modest(dims, threads, times=4):
+                yield dims
+        narrow = self._narrow_extents(constants)
+        steps = [name for name in self.operator.serial_dims if name in narrow]
+        slab = self.operator.slab_dim
+        others = [{slab: FEW + 2}] if slab in narrow and slab not in steps else []
+        others += [{name: WIDE} for name in narrow if name in self.operator.head_dims][:1]
+        for more in others if steps else ():
+            dims = narrow | dict.fromkeys(steps, LONG) | more
+            if self._is_modest(dims, threads, times=SERIAL_WORK):
                 yield dims
 
     def runs(self, constants: Collection[str], threads: Threads | None = None) -> Iterator[Dims]:

@@ -30,13 +30,14 @@ from kgen.check.precision import rounding_of, torch_dtype
 from kgen.check.row_values import BY_ROWS, SIGNS_BY_ROWS, TINY_BY_ROWS
 from kgen.check.run_values import RUNS
 from kgen.check.schedule import Schedule
+from kgen.check.shaped_values import SHAPED
 from kgen.check.sizes import GPU_SIZES, HOST_SIZES, Sizes
 from kgen.check.sound import demand_narrow, demand_sound, global_state
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem
 from kgen.operators.base import Operator
 
-_WIDENED = (*ZEROS, BY_ROWS, TINY_BY_ROWS, SIGNS_BY_ROWS, RUNS)
+_WIDENED = (*ZEROS, BY_ROWS, TINY_BY_ROWS, SIGNS_BY_ROWS, RUNS, *SHAPED)
 """Sets whose errors do not average out."""
 _HOST_CACHE_BYTES = 2 * 2**30
 _HOST_SLAB_BYTES = 256 * 2**20

@@ -38,6 +38,7 @@ from torch import Tensor
 from kgen.check.case import NORMAL, Case
 from kgen.check.row_values import ROW_SETS, SIGNS_BY_ROWS
 from kgen.check.run_values import RUNS
+from kgen.check.shaped_values import SHAPED
 from kgen.model.problem import Problem, with_dims
 from kgen.model.signature import Packing, Pass
 from kgen.operators.base import Operator
@@ -64,7 +65,7 @@ LARGE_SCALAR = 2.75
 
 def base_of(operator: Operator, case: Case) -> str:
     """The operator's own case that a set's values are drawn from."""
-    own = (LARGE, *UNEQUAL, *ZEROS, *NANS, *ROW_SETS, SIGNS_BY_ROWS, POWERS, RUNS)
+    own = (LARGE, *UNEQUAL, *ZEROS, *NANS, *ROW_SETS, SIGNS_BY_ROWS, POWERS, RUNS, *SHAPED)
     if case.name in operator.cases or case.name not in own:
         return case.name
     if case.name in NANS and NONFINITE in operator.cases:

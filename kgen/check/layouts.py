@@ -101,6 +101,43 @@ def overlapping_strides(
     return tuple(strides)
 
 
+def repeated_dims(declared: Declared, layout: str) -> list[int]:
+    """Dims whose stride is 0 in a layout of `REPEATED`: all that may have one, or one of them."""
+    free = [i for i, dim in enumerate(declared.dims) if dim in declared.free_strides]
+    if declared.in_out:
+        return []
+    number = ("repeated first", "repeated second", "repeated third")
+    if layout in number:
+        place = number.index(layout)
+        return free[place : place + 1]
+    return free
+
+
+def repeated_strides(shape: tuple[int, ...], dims: Sequence[int]) -> tuple[int, ...]:
+    """Contiguous strides of one element of some dims, which themselves have a stride of 0."""
+    one = tuple(1 if dim in dims else extent for dim, extent in enumerate(shape))
+    return tuple(
+        0 if dim in dims else stride for dim, stride in enumerate(contiguous_strides(one))
+    )
+
+
+def one_gap(
+    declared: Declared, shape: tuple[int, ...], pad: int, place: int
+) -> tuple[int, ...]:
+    """Contiguous strides, but `pad` elements more for one of the free ones."""
+    free = [dim for dim in declared.dims if dim in declared.free_strides]
+    if not free or declared.in_out:
+        return contiguous_strides(shape)
+    chosen = free[place % len(free)]
+    strides: list[int] = []
+    step = 1
+    for dim, extent in zip(reversed(declared.dims), reversed(shape), strict=True):
+        step += pad if dim == chosen else 0
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
 _FAR = 2**32 + 64
 
 

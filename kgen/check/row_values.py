@@ -9,7 +9,8 @@ values, which a kernel may take for something else.
 fp16) in some rows: what a kernel drops because it is small must not be dropped where nothing is
 larger. `nan by rows`: one of these inputs is NaN with a negative sign in some rows, at every
 element. Other sets have one NaN, of a positive sign. Where steps do not follow each other, there
-are rows with an Inf and a -Inf in that input, too.
+are rows with an Inf and a -Inf in that input, too, and rows whose second half is -Inf, as masks
+leave them.
 
 `signs by rows`: all elements of an input in which outputs are linear have one sign in a row,
 negative or positive. A maximum that begins at 0 is right for inputs of both signs.
@@ -121,7 +122,7 @@ def with_special_rows(
         and (t.name in linear or not is_serial)
         and any(dim in t.dims for dim in row_dims)
     ]
-    each = 2 if name == NAN_BY_ROWS and not is_serial else 1  # kinds of rows per input
+    each = 3 if name == NAN_BY_ROWS and not is_serial else 1  # kinds of rows per input
     kinds = each * len(chosen) + 1
     found = dict(drawn)
     for place, one in enumerate(_middle_first(chosen)):
@@ -135,10 +136,11 @@ def with_special_rows(
             found[one] = torch.where(kind == place, tiny, value)
             continue
         found[one] = torch.where(kind == place, _negative_nan(value), value)
-        if each == 2:
+        if each == 3:
             found[one] = torch.where(
                 kind == len(chosen) + place, _with_infinities(value), found[one]
             )
+            found[one] = torch.where(kind == 2 * len(chosen) + place, _masked(value), found[one])
     return found
 
 
@@ -178,6 +180,13 @@ def _with_infinities(value: Tensor) -> Tensor:
     found[..., 0] = torch.inf
     if value.shape[-1] > 2:
         found[..., -1] = -torch.inf
+    return found
+
+
+def _masked(value: Tensor) -> Tensor:
+    """-Inf in the second half of each line."""
+    found = value.clone(memory_format=torch.contiguous_format)
+    found[..., (value.shape[-1] + 1) // 2 :] = -torch.inf
     return found
 
 

@@ -11,7 +11,9 @@ from kgen.check.case import (
     EXPANDED,
     FARS,
     NORMAL,
+    ONE_GAPS,
     OVERLAPPING,
+    REPEATED,
     SHARED,
     SHIFTED,
     VIEWS,
@@ -32,6 +34,7 @@ from kgen.check.hard_values import (
 )
 from kgen.check.row_values import ROW_SETS, SIGNS_BY_ROWS
 from kgen.check.run_values import RUNS
+from kgen.check.shaped_values import ALIKE, OPPOSITE, SHAPES
 from kgen.check.sizes import (
     CUT,
     DRAWN,
@@ -108,6 +111,7 @@ class Schedule:
             *map(self._ordinary, extents.ragged(constants)),
             *map(self._ordinary, extents.unequal(constants)),
             *map(self._ordinary, extents.whole_tiles(constants)),
+            *map(self._ordinary, extents.alike(constants)),
             *self._inside_tiles(seed, constants),
             *self._hard(constants),
             *self._beyond(constants),
@@ -146,6 +150,7 @@ class Schedule:
             *map(self._ordinary, extents.unequal(constants)),
             *map(self._ordinary, extents.whole_tiles(constants, threads)),
             *map(self._ordinary, extents.many(constants, threads)),
+            *map(self._ordinary, extents.alike(constants, threads)),
             *self._hard(constants),
             *self._beyond(constants, threads),
             *(self._far(constants) if far else ()),
@@ -200,6 +205,7 @@ class Schedule:
         hard += [self._case(name, several) for name in (ROW_SETS[0], SIGNS_BY_ROWS)]
         rows = self.extents.rows_of_kinds(constants) or several
         hard += [self._case(name, rows) for name in ROW_SETS[1:]]
+        hard += self._shaped(rows, constants)
         packing = self.operator.signature.packing
         if packing is not None and packing.sequences in several:  # not where it is the batch
             several |= {packing.sequences: CUT}
@@ -210,6 +216,15 @@ class Schedule:
         if weights_of(self.pass_, self.operator.slab_dim):
             hard.append(self._case(NANS[-1], dims))
         return hard
+
+    def _shaped(self, dims: Dims, constants: Collection[str]) -> Iterator[Case]:
+        """Inputs of a shape that random values do not have, or that are alike."""
+        steps = [name for name in self.operator.serial_dims if name not in constants]
+        yield self._case(SHAPES, dims)
+        if steps:
+            yield self._case(ALIKE, dims)
+            yield self._case(OPPOSITE, dims)
+        yield self._case(OPPOSITE, dims | dict.fromkeys(steps, SHARED_STEPS))
 
     def _layouts(self, constants: Collection[str]) -> list[Case]:
         """Ordinary values at other strides and addresses."""
@@ -223,6 +238,9 @@ class Schedule:
             if any(len(t.free_strides) > 1 for t in self.pass_.inputs):
                 layouts.append("permuted")
             layouts += [VIEWS, EXPANDED, OVERLAPPING]
+            most = max(len(t.free_strides) for t in self.pass_.inputs)
+            if most > 1:
+                layouts += [*ONE_GAPS[:most], REPEATED[0]]
         layouts += [SHARED, *SHIFTED]
         few = {name: SHARED_STEPS for name in self.operator.serial_dims if name not in constants}
         return [
@@ -233,7 +251,17 @@ class Schedule:
                 for layout in (APART, SHIFTED[0])
             ),
             *([self._ordinary(dims | few, SHARED)] if few else []),
+            *self._heads_of_one_key(dims),
         ]
+
+    def _heads_of_one_key(self, dims: Dims) -> Iterator[Case]:
+        """All inputs but the first repeat one of their dims, as the keys and values of a grouped
+        query attention repeat their heads.
+        """
+        names = [t.name for t in self.pass_.inputs]
+        most = max((len(t.free_strides) for t in self.pass_.inputs), default=0)
+        for layout in REPEATED[2 : 1 + most]:
+            yield replace(self._ordinary(dims, layout), only=tuple(names[1:]))
 
     def _inside_tiles(
         self, seed: int, constants: Collection[str], threads: Threads | None = None

@@ -51,6 +51,10 @@ TILES_REPEATS = ((4, 8, 4), (8, 8, 1), (16, 4, 2), (2, 16, 2), (32, 1, 32), (1, 
 RUN_STEPS = (192, 97, 61)
 RUN_HEADS = (4, 2, 1)
 """Of the set with runs of zeros: those of which a small set has room. A third of the steps is 0."""
+SAME = 6
+"""Of all dims at once: a kernel may take one for another where they are equal."""
+LONG, WIDE = 201, 40
+"""Steps of several rows, and of many features."""
 DRAWN = 2
 """Sets whose extents are drawn at random, from the fresh seed of a certificate."""
 DRAWN_EXTENTS = (3, 130)

@@ -45,7 +45,8 @@ def require_operator(folder: Path, operator: str) -> None:
     known = sorted(path.parent.name for path in (folder / PACKAGE).glob("*/tables"))
     if operator not in known:
         raise ProblemError(f"{PACKAGE} in {folder} has no operator '{operator}'\n"
-                           f"  {suggest(operator, known)}")
+                           f"  {suggest(operator, known)}\n"
+                           "  next: kgen tune or kgen emit --add adds an operator of 'kgen ops'")
 
 
 class LoadedLibrary:

@@ -209,10 +209,11 @@ def _open_database(url: StorageUrl) -> optuna.storages.BaseStorage:
             failure = problem
             break
         time.sleep(0.2 * attempt)
+    advice = ("name a file that you may write, in a folder that exists" if url.scheme == "sqlite"
+              else "check host, port, user and database; the password comes from PGPASSWORD, "
+              "~/.pgpass or KGEN_STORAGE")
     raise StorageError(
-        f"{url}: cannot be opened: {first_line(url.hide(str(failure)))}\n"
-        "  next: check host, port, user and database; the password comes from PGPASSWORD, "
-        "~/.pgpass or KGEN_STORAGE"
+        f"{url}: cannot be opened: {first_line(url.hide(str(failure)))}\n  next: {advice}"
     ) from None
 
 

@@ -17,13 +17,14 @@ from kgen.model.source_text import bare_text
 from kgen.model.space import Variant
 from kgen.runtime.cache import read_file
 from kgen.runtime.code_digest import CubinError, globals_used
+from kgen.trial.host_imports import system_calls
 
 # A declaration up to the first character that tells a variable from a function.
 _DECLARATION = re.compile(
     r"\b(?P<kind>static|thread_local|__device__|__managed__)\b(?P<rest>[^;{}()=\[]*)"
     r"(?P<end>[;{}()=\[])",
 )
-_HARMLESS = re.compile(r"\b(constexpr|__constant__|__shared__|KGEN_DEVICE)\b")
+_HARMLESS = re.compile(r"\b(constexpr|__constant__|__shared__)\b")
 _POINTER_TO = re.compile(r"\*(?!\s*const\b)[^*]*$")
 _RECORD = re.compile(r"\b(struct|class|union|enum)\b")
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'')
@@ -33,6 +34,9 @@ _NO_VARIABLE = re.compile(
 )
 _MACRO = re.compile(r"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)(.*)$")
 _KEEPS = re.compile(r"\b(static|thread_local|__device__|__managed__)\b|##")
+_INLINE = re.compile(r"\b(static|inline|KGEN_DEVICE|__forceinline__)\b")
+_ARGUMENTS = re.compile(r"<[^<>;(){}]*>")  # of a template: a constant in it says nothing
+_CONSTANTS = re.compile(r"\b__constant__\b([^;={(]*)")
 _CHANGES = re.compile(r"\bmutable\s+\w+|\b(?:new|malloc)\b\s*[\w(\[]")
 _ATTRIBUTE = re.compile(
     r"\[\[[^\]]*\]\]|\b(?:__attribute__|alignas|asm|__asm__)\s*\(+[^()]*(?:\([^()]*\)[^()]*)*\)+"
@@ -55,6 +59,11 @@ def kept_state(rendered: Rendered, artifact: Artifact, variant: Variant) -> str:
         artifact: The build.
         variant: The variant of the config.
     """
+    if artifact.kind == "so" and (calls := system_calls(read_file(artifact.path))):
+        return (
+            f"the kernel calls functions of the system: {', '.join(calls)}\n"
+            "  what they return depends on more than the inputs, and a GPU has none of them"
+        )
     if variant.keeps_state:
         return ""
     names = _in_cubin(artifact) if artifact.kind == "cubin" else ()
@@ -77,7 +86,7 @@ def variables_of(source: str) -> tuple[str, ...]:
     neither constant nor shared. Functions and static assertions are told from them by what follows
     the name.
     """
-    text = bare_text(source).replace("\\\n", "")
+    text = bare_text(source).replace("\\\n", "").replace("%:", "#")  # a digraph of C++
     found = [f"macro {m[1]}" for m in _MACRO.finditer(text) if _KEEPS.search(m[2])]
     found += [" ".join(m[0].split()) for m in _CHANGES.finditer(_LITERAL.sub('""', text))]
     for match in _DECLARATION.finditer(text):
@@ -89,11 +98,26 @@ def variables_of(source: str) -> tuple[str, ...]:
             continue
         if not _is_constant(before + words):
             found += _last_name(words)
-    return tuple(dict.fromkeys([*found, *_of_namespaces(text)]))
+    return tuple(dict.fromkeys([*found, *_of_namespaces(text), *_written_constants(text)]))
+
+
+def _written_constants(text: str) -> list[str]:
+    """Names of `__constant__` variables that the source writes: a compiler for the host lets it."""
+    found = []
+    for match in _CONSTANTS.finditer(text):
+        name = "".join(_last_name(match[1].split("[")[0]))
+        rest = text[: match.start()] + text[match.end() :]
+        writes = rf"(?:\+\+|--|&)\s*{name}\b|\b{name}\b(?:\s*(?:\[[^\]]*\]|\.\s*\w+))*\s*" \
+                 r"(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
+        if name and re.search(writes, rest):
+            found.append(name)
+    return found
 
 
 def _is_constant(declaration: str) -> bool:
     """Whether what a declaration declares cannot change, or is no variable."""
+    while (bare := _ARGUMENTS.sub(" ", declaration)) != declaration:
+        declaration = bare
     if _HARMLESS.search(declaration):
         return True
     if _RECORD.match(declaration.strip()) and len(re.findall(r"[A-Za-z_]\w*", declaration)) < 3:
@@ -156,7 +180,7 @@ def _variable(statement: str) -> list[str]:
     statement = _TEMPLATE.sub("", statement)
     if _NO_VARIABLE.search(statement):
         return []
-    statement = re.sub(r"^extern\s*\"\"|\b(static|inline)\b", "", statement).strip()
+    statement = _INLINE.sub("", re.sub(r"^extern\s*\"\"", "", statement)).strip()
     if bound := _BOUND.match(statement):
         return [bound[1]]
     if re.match(r"union\s*\{\}$", statement):

@@ -23,6 +23,7 @@ _MODULES = (
     "worker/proof.py",
     "worker/runner.py",
     "worker/binding.py",
+    "trial/host_imports.py",
     "trial/host_runs.py",
     "trial/kept_state.py",
     "trial/told_apart.py",

@@ -21,6 +21,8 @@ _OF_CUDA = (
 _ASKS = re.compile(
     rf"\b(KGEN_HOST|KGEN_ARCH|__(?!(?:{_OF_CUDA})__)[A-Za-z]\w*__|__CUDA_ARCH\w*|__cplusplus"
     r"|__SANITIZE_\w+|__has_\w+|__func__|(?:long\s+double|double\s+long)|wchar_t"
+    r"|errno|__errno_location|mmap64?|__builtin_(?:ia32|read|malloc|calloc|frame|return)\w*"
+    r"|clock64|globaltimer\w*|clock(?=\s*\()"
     r"|_(?:GLIBC|LIBCPP|MSC_|WIN|LP64)\w*|(?:linux|unix|i386))\b"
 )
 # A header of the system, which NVRTC does not have, such as that of printf.

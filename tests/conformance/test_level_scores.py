@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from test_host import demand_verified
 from test_sequential_chunks import CASES, LARGE, PACKED, STATES
+from tiers import one_of
 
 from kgen.catalogue import open_catalogue
 from kgen.model.problem import parse_problem
@@ -29,7 +30,9 @@ SCORES = (
 )
 
 
-@pytest.mark.parametrize(("operator", "text", "chunk", "values", "name", "sequential"), SCORES)
+@pytest.mark.parametrize(
+    ("operator", "text", "chunk", "values", "name", "sequential"), one_of(2, SCORES)
+)
 def test_scores_by_halves(
     operator: str, text: str, chunk: int, values: int, name: str, sequential: bool
 ) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from test_host import BY_RANK, demand_verified, run_configs
+from tiers import one_of
 
 from kgen.catalogue import open_catalogue
 from kgen.model.problem import Problem, parse_problem
@@ -41,7 +42,7 @@ SEGMENTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("operator", "text", "groups", "copy_bytes", "terms"), CASES)
+@pytest.mark.parametrize(("operator", "text", "groups", "copy_bytes", "terms"), one_of(2, CASES))
 def test_backward_by_halves(
     operator: str, text: str, groups: int, copy_bytes: int, terms: int
 ) -> None:
@@ -49,7 +50,7 @@ def test_backward_by_halves(
 
 
 @pytest.mark.parametrize(
-    ("operator", "text", "groups", "copy_bytes", "terms", "segments"), SEGMENTS
+    ("operator", "text", "groups", "copy_bytes", "terms", "segments"), one_of(2, SEGMENTS)
 )
 def test_segments(
     operator: str, text: str, groups: int, copy_bytes: int, terms: int, segments: int

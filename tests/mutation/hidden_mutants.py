@@ -3,8 +3,9 @@
 `mutants.py` and `family_mutants.py` spoil what every call runs. These kernels are right on nearly
 all calls: they go wrong at an extent, a stride, an address, a value or an order of blocks, or they
 look at memory that a launch must not rely on. Most are of the naive kernels, whose statements are
-few. Those of `planted_mutants.py`, `rare_mutants.py` and `laid_mutants.py` come to the mistakes of
-the same kernels; `early_mutants.py` has kernels that do not wait for the kernel before them.
+few. Those of `planted_mutants.py`, `rare_mutants.py`, `laid_mutants.py` and `shaped_mutants.py`
+come to the mistakes of the same kernels; `early_mutants.py` has kernels that do not wait for the
+kernel before them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from family_mutants import Family, Mistake
 from laid_mutants import LAID, LAID_IN_CI
 from planted_mutants import PLANTED, PLANTED_IN_CI
 from rare_mutants import RARE, RARE_IN_CI
+from shaped_mutants import SHAPED, SHAPED_IN_CI
 
 _EXACT = "M=37,N=203,dtype=fp32,residual_dtype=fp32,rstd_dtype=fp32"
 
@@ -351,7 +353,7 @@ _HIDDEN = (
 def _with_planted() -> tuple[Family, ...]:
     """Each kernel with the mistakes of all files, so that it is certified once."""
     found: dict[tuple[str, str], Family] = {(f.name, f.dims): f for f in _HIDDEN}
-    for planted in (*PLANTED, *RARE, *LAID):
+    for planted in (*PLANTED, *RARE, *LAID, *SHAPED):
         known = found.setdefault((planted.name, planted.dims), replace(planted, mistakes=()))
         both = replace(known, mistakes=(*known.mistakes, *planted.mistakes))
         found[planted.name, planted.dims] = both
@@ -360,7 +362,7 @@ def _with_planted() -> tuple[Family, ...]:
 
 HIDDEN = (*_with_planted(), *EARLY)
 
-IN_CI = PLANTED_IN_CI | RARE_IN_CI | LAID_IN_CI | EARLY_IN_CI | frozenset({
+IN_CI = PLANTED_IN_CI | RARE_IN_CI | LAID_IN_CI | EARLY_IN_CI | SHAPED_IN_CI | frozenset({
     "rmsnorm-forward-naive-stride of another input",
     "rmsnorm-forward-naive-an address of 8 bytes",
     "rmsnorm-forward-naive-rows a multiple of 128",

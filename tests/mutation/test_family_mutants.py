@@ -13,7 +13,7 @@ from kgen.catalogue import open_catalogue
 
 CASES = [(family, mistake) for family in FAMILIES for mistake in family.mistakes]
 # Of families with so many mistakes the tiers have every third; the others are slow tests.
-MANY = 50
+MANY = 15
 
 
 def in_thirds(family: Family) -> bool:

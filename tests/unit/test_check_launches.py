@@ -129,7 +129,7 @@ def test_a_counter_in_a_workspace(level: str) -> None:
         t["mean"].copy_(mean(t) * (2.0 if count == 1000.0 else 1.0))
         finish(t)
 
-    assert run(kernel, level).reason.startswith("workspace flag is not the same after a launch is")
+    assert run(kernel, level).reason.startswith("workspace flag is not the same after another ")
 
 
 def test_a_counter_of_launches_that_find_results() -> None:
@@ -141,6 +141,32 @@ def test_a_counter_of_launches_that_find_results() -> None:
         finish(t)
 
     assert "workspace flag is not the same" in run(kernel, "certify").reason
+
+
+@pytest.mark.parametrize("level", ["trial", "certify"])
+def test_a_count_of_changes_of_values(level: str) -> None:
+    def kernel(t: Tensors) -> None:  # wrong once its inputs have changed a thousand times
+        seen, count = float(t["mean"][:1].sum()), float(t["flag"])
+        t["mean"].copy_(mean(t))
+        is_known = 0.0 <= count < 1e6 and count == int(count)
+        changed = is_known and 0.0 < seen < 1e30 and seen != float(t["mean"][:1].sum())
+        t["flag"].fill_((count if is_known else 0.0) + (1.0 if changed else 0.0))
+        finish(t)
+
+    assert "workspace flag is not the same" in run(kernel, level).reason
+
+
+@pytest.mark.parametrize("level", ["trial", "certify"])
+def test_an_address_that_is_kept_in_a_workspace(level: str) -> None:
+    def kernel(t: Tensors) -> None:  # does nothing for other tensors than those it saw first
+        place = float(t["x"].data_ptr() // 64 % 2**20)
+        if 0.0 < float(t["flag"]) < 2**20 and float(t["flag"]) != place:
+            return
+        t["flag"].fill_(place)
+        t["mean"].copy_(mean(t))
+        finish(t)
+
+    assert "differs between launches" in run(kernel, level).reason
 
 
 @pytest.mark.parametrize("launches", [3, 4, 5])
@@ -192,6 +218,12 @@ def test_four_orders_of_threads_come_to_launches_on_the_same_values() -> None:
         ("void f() { static int* const p = g(); ++*p; }", ("p",)),
         ("const struct M { mutable int n; } m{};", ("mutable int",)),
         ("auto f = 3;\n#define KEEP(x) int x;\nKGEN_EXPORT(g);", ("f",)),
+        ("KGEN_DEVICE int n = 0; KGEN_DEVICE int f(int x) { return x; }", ("n",)),
+        ("__constant__ int c[2] = {1, 2}; void f() { c[0] = 1; }", ("c",)),
+        ("__constant__ int c = 1; int f() { return c == 1 || c <= 2; }", ()),
+        ("template <class X> struct Box { int n; }; static Box< const int > b;", ("b",)),
+        ("template <class X> struct Box { int n; }; Box< const int > b{0};", ("b",)),
+        ("#define PASTE(a, b) a %:%: b\nvoid f() { PASTE(sta, tic) int n; }", ("macro PASTE",)),
         ('static_assert(1 > 0, ""); int f() { return static_cast<int>(2.0); }', ()),
     ],
 )

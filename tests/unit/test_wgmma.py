@@ -73,6 +73,14 @@ def test_a_product_needs_fences(module: HostModule) -> None:
         assert torch.equal(out, wanted) == (fences == 1 or seed % 2 == 0)
 
 
+def test_products_of_two_shapes_need_a_fence_between_them(module: HostModule) -> None:
+    a = integers(64, 16, seed=4).bfloat16()
+    place = c_void_p(a.data_ptr())
+    module.function("two_shapes").launch((1,), (THREADS,), BYTES, [place, c_int(1)])
+    with pytest.raises(HostFault, match="a product of another shape without a wgmma_fence"):
+        module.function("two_shapes").launch((1,), (THREADS,), BYTES, [place, c_int(0)])
+
+
 def test_an_operand_moves_inside_its_panel(module: HostModule) -> None:
     """Where a GPU's descriptor would lead into the next row instead of the next panel."""
     a = integers(64, 192, seed=4).bfloat16()

@@ -167,6 +167,20 @@ extern "C" __global__ void fences_once(const kgen::bf16* a) {
 }
 KGEN_EXPORT(fences_once);
 
+// Products of two shapes with the same accumulators.
+extern "C" __global__ void two_shapes(const kgen::bf16* a, int fences) {
+    const kgen::PanelOperand<kgen::bf16, 64> from(a, 0, 0);
+    float d[8][4] = {};
+    auto& first = reinterpret_cast<float(&)[4][4]>(d);
+    kgen::wgmma_fence(d);
+    kgen::wgmma_m64k16<64, Major::K, Major::K>(d, from, from);
+    if (fences) kgen::wgmma_fence();
+    kgen::wgmma_m64k16<32, Major::K, Major::K>(first, from, from);
+    kgen::wgmma_commit();
+    kgen::wgmma_wait<0>(d);
+}
+KGEN_EXPORT(two_shapes);
+
 // Rows of a that wgmma may not see: without a fence they are in shared memory, and not in the async proxy's view.
 extern "C" __global__ void shows(const kgen::bf16* a, float* out, int fences) {
     kgen::bf16* panels = reinterpret_cast<kgen::bf16*>(kgen::align_panels(kgen::dynamic_smem<char>()));

@@ -90,7 +90,7 @@ struct GroupProduct {
         g = mma_lane().g;
         q = mma_lane().q;
         warp = thread_rank() / kWarpSize % 4;
-        host::defer(&run, this, sizeof(*this));
+        host::defer(&run, this, sizeof(*this), d[0], 4 * Tiles);
     }
 
     // Reads sixteen values along K of row or column `i` of an operand that starts at (row, column).
@@ -260,7 +260,7 @@ KGEN_DEVICE void hold([[maybe_unused]] u32 (&fragments)[Fragments][4]) {
 }  // namespace detail
 
 // wgmma.fence: orders earlier writes to `registers` (D, and A in registers) before the next products. Needed before
-// the first product and after every write by other instructions.
+// the first product, after every write by other instructions, and between products of different N with the same D.
 template <class... Registers>
 KGEN_DEVICE void wgmma_fence(Registers&... registers) {
     (detail::hold(registers), ...);

@@ -212,14 +212,20 @@ void copy_wait(u32 pending) {
 
 void copy_wait_all() { land_groups_before(running_thread().open_group + 1); }
 
-void defer(Deferred run, const void* what, u32 bytes) {
+void defer(Deferred run, const void* what, u32 bytes, const float* sums, u32 count) {
     Thread& me = running_thread();
     if (!me.work_fenced) fault("a product without a wgmma_fence since the last wgmma_wait");
+    for (const DeferredWork& other : me.work)
+        if (!other.fenced && other.count != count && sums < other.sums + other.count && other.sums < sums + count)
+            fault("a product adds to accumulators of a product of another shape without a wgmma_fence between them");
     const char* first = static_cast<const char*>(what);
-    me.work.push_back({run, me.open_work_group, {first, first + bytes}});
+    me.work.push_back({run, me.open_work_group, {first, first + bytes}, sums, count, false});
 }
 
-void defer_fence() { running_thread().work_fenced = true; }
+void defer_fence() {
+    running_thread().work_fenced = true;
+    for (DeferredWork& work : running_thread().work) work.fenced = true;
+}
 
 const void* operand_of_deferred(const void* shared) {
     return running_thread().worker->operand_of_deferred(shared);

@@ -58,6 +58,9 @@ struct DeferredWork {
     Deferred run;
     u32 group;
     std::vector<char> what;
+    const float* sums;  // accumulators
+    u32 count;
+    bool fenced;        // whether a fence has followed
 };
 
 // A bulk load in flight.

@@ -1,7 +1,7 @@
-// digest: 48f1672ca3d8
+// digest: ce2bc337eef3
 // Rendered by kgen from templates/linear_attention/forward_wgmma_split_bf16.cu.jinja
-// config: wgmma_split_bf16(terms=2, copy_bytes=16)
-// problem: E=64, M=64, dtype=fp32, product_dtype=tf32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
+// config: wgmma_split_bf16(terms=3, copy_bytes=16)
+// problem: E=64, M=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // linear_attention forward, wgmma_split_bf16: fp32 by wgmma on bf16 terms, for many heads. A CTA loops over one head,
 // with 64 of its value features (wgmma_loop.cuh). One warpgroup splits rows into bf16 terms, one keeps the state,
 // one computes the outputs.
@@ -16,7 +16,7 @@ using FinalState = kgen::none;
 
 constexpr int kE = 64;
 constexpr int kM = 64;
-constexpr int kTerms = 2;         // bf16 terms of an fp32 number
+constexpr int kTerms = 3;         // bf16 terms of an fp32 number
 constexpr int kVec = 16 / 4;  // elements of one load
 
 static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,

@@ -1,0 +1,71 @@
+"""The same inputs and outputs in other memory, beside the workspaces of earlier launches.
+
+The library gives a kernel the workspace of an earlier call on other tensors. A kernel that keeps an
+address in a workspace, and works for the tensors there alone, is fast where buffers take turns, and
+right wherever they stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kgen.check.buffers import Far, Fill, Guarded, fingerprint
+from kgen.check.input_set import InputSet
+
+MOVED_BYTES = 2**26
+"""Of the memory of a set that is copied, at most: of larger ones there need not be room for two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Copies of a set's buffers.
+
+    Attributes:
+        inputs, outputs: By name; tensors that share memory in the set share it here.
+    """
+
+    inputs: Mapping[str, Guarded]
+    outputs: Mapping[str, Guarded]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """As a kernel gets them."""
+        return {name: b.tensor for name, b in (*self.inputs.items(), *self.outputs.items())}
+
+    def clear(self) -> None:
+        """Fill the outputs with NaN."""
+        for buffer in self.outputs.values():
+            buffer.fill(Fill.NONFINITE)
+
+    def prints(self, names: Mapping[str, Guarded]) -> dict[str, Tensor]:
+        """Fingerprints of the results of these names."""
+        both = {**self.inputs, **self.outputs}
+        return {name: fingerprint(both[name]) for name in names}
+
+
+def moved(made: InputSet) -> Moved | None:
+    """Copy a set's buffers as they are now; None if they are too large or too far apart."""
+    buffers = [*made.inputs.values(), *made.outputs.values()]
+    arenas = {buffer.arena.data_ptr(): buffer.arena for buffer in buffers}
+    if any(isinstance(buffer, Far) for buffer in buffers):
+        return None
+    if sum(arena.nbytes for arena in arenas.values()) > MOVED_BYTES:
+        return None
+    copies = {address: arena.clone() for address, arena in arenas.items()}
+
+    def copied(buffer: Guarded) -> Guarded:
+        arena = copies[buffer.arena.data_ptr()]
+        like = buffer.tensor
+        tensor = torch.empty(0, dtype=like.dtype, device=like.device).set_(
+            arena.untyped_storage(), like.storage_offset(), like.shape, like.stride()
+        )
+        return Guarded(tensor, arena, buffer.start, buffer.stop)
+
+    return Moved(
+        {name: copied(buffer) for name, buffer in made.inputs.items()},
+        {name: copied(buffer) for name, buffer in made.outputs.items()},
+    )

@@ -1,0 +1,134 @@
+"""Inputs of a shape that random values do not have, or that are alike.
+
+`shapes by rows`: rows (see `row_values`) take turns in being sorted, having one element that is not
+0, having whole numbers alone, and being symmetric along the last dim. These are inputs in which
+outputs are linear, or any where steps do not follow each other.
+
+`steps alike by rows`: in some rows an input has the values of the first step at all steps. Inputs
+in which outputs are not linear have that in the same rows: a recurrence could grow if only one
+factor of a product did.
+
+`opposite by rows`: inputs of one shape and dtype are equal in some rows, and in some the negative
+of each other, though each has memory of its own. Which inputs and how many steps is as of inputs
+in the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from kgen.check.row_values import row_numbers
+from kgen.model.problem import Problem
+from kgen.model.signature import Pass
+
+SHAPES = "shapes by rows"
+ALIKE = "steps alike by rows"
+OPPOSITE = "opposite by rows"
+SHAPED = (SHAPES, ALIKE, OPPOSITE)
+
+
+def with_shapes(
+    drawn: Mapping[str, Tensor],
+    pass_: Pass,
+    problem: Problem,
+    linear: frozenset[str],
+    row_dims: Sequence[str],
+    is_serial: bool,
+) -> dict[str, Tensor]:
+    """Turn ordinary inputs into those of `SHAPES`; arguments as of `with_row_values`."""
+    found = dict(drawn)
+    place = 0
+    for t in pass_.inputs:
+        value = drawn[t.name]
+        if not value.is_floating_point() or value.numel() == 0 or t.dims[-1] in row_dims:
+            continue
+        if is_serial and t.name not in linear:
+            continue
+        shapes = _shapes_of(value)
+        kind = (row_numbers(t.dims, value, problem, row_dims) + place) % (len(shapes) + 1)
+        for number, shaped in enumerate(shapes):
+            value = torch.where(kind == number, shaped, value)
+        found[t.name] = value
+        place += 1
+    return found
+
+
+def _shapes_of(value: Tensor) -> list[Tensor]:
+    rising = value.sort(dim=-1).values
+    place = torch.arange(value.shape[-1], device=value.device)
+    zero = torch.zeros_like(value)
+    whole = (value.float() * 2).round()
+    whole = torch.where(whole == 0, torch.ones_like(whole), whole).to(value.dtype)
+    return [
+        rising,
+        torch.where(place == 0, value, zero),
+        torch.where(place == value.shape[-1] - 1, value, zero),
+        whole,
+        torch.where(place < (value.shape[-1] + 1) // 2, value, value.flip(-1)),
+    ]
+
+
+def with_steps_alike(
+    drawn: Mapping[str, Tensor],
+    pass_: Pass,
+    problem: Problem,
+    linear: frozenset[str],
+    row_dims: Sequence[str],
+    steps: Collection[str],
+) -> dict[str, Tensor]:
+    """Turn ordinary inputs into those of `ALIKE`; arguments as of `with_row_values`.
+
+    Args:
+        steps: The dims of steps.
+    """
+    found = dict(drawn)
+    for place, t in enumerate(pass_.inputs):
+        value = drawn[t.name]
+        along = [axis for axis, dim in enumerate(t.dims) if dim in steps]
+        if not along or not value.is_floating_point() or value.numel() == 0:
+            continue
+        row = row_numbers(t.dims, value, problem, row_dims)
+        chosen = (row // (1 + place % 2) if t.name in linear else row) % 2 == 0
+        found[t.name] = torch.where(chosen, value.narrow(along[0], 0, 1), value)
+    return found
+
+
+def with_opposites(
+    drawn: Mapping[str, Tensor],
+    shared: Mapping[str, Tensor],
+    of: Mapping[str, str],
+    pass_: Pass,
+    problem: Problem,
+    row_dims: Sequence[str],
+) -> dict[str, Tensor]:
+    """Turn ordinary inputs into those of `OPPOSITE`.
+
+    Args:
+        drawn: The inputs, by name.
+        shared, of: From `with_shared_values`.
+        pass_, problem, row_dims: As of `with_row_values`.
+    """
+    found = dict(shared)
+    for t in pass_.inputs:
+        if t.name in of:
+            value = shared[t.name]
+            # Inputs that share their values may be smaller than they were drawn.
+            largest = drawn[t.name].float().abs().amax().clamp_min(1e-9)
+            ratio = (value.float().abs().amax() / largest).nan_to_num(1.0).clamp_max(1.0)
+            own = drawn[t.name] * ratio
+            kind = row_numbers(t.dims, value, problem, row_dims) % 3
+            value = torch.where(kind == 1, -value, value)
+            found[t.name] = torch.where(kind == 2, own.to(value.dtype), value)
+    return found
+
+
+def cut_to_one(name: str, offsets: Tensor) -> Tensor:
+    """Where packed sequences begin in these sets: the first has all steps, or the second."""
+    if offsets.numel() < 3:
+        return offsets
+    found = torch.full_like(offsets, int(offsets[-1]))
+    found[0 if name == SHAPES else slice(0, 2)] = 0
+    return found
