@@ -165,7 +165,8 @@ public:
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, low[t], updates.at(0, 16 * t));
         wgmma_commit();
-        if constexpr (kRest != 64) wgmma_fence();  // only products of one shape wait for each other's accumulators by themselves
+        // Only products of one shape wait for each other's accumulators by themselves.
+        if constexpr (kRest != 64) wgmma_fence();
 #pragma unroll
         for (int t = 0; t < 4; ++t)
             wgmma_m64k16<kRest, Major::K>(first_tiles<kRest / 8>(sums), x[t], rest.at(0, 16 * t));
