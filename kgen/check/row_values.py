@@ -140,7 +140,10 @@ def with_special_rows(
             found[one] = torch.where(
                 kind == len(chosen) + place, _with_infinities(value), found[one]
             )
-            found[one] = torch.where(kind == 2 * len(chosen) + place, _masked(value), found[one])
+            if dims[-1] not in row_dims:  # else the second half would be other rows
+                found[one] = torch.where(
+                    kind == 2 * len(chosen) + place, _masked(value), found[one]
+                )
     return found
 
 
