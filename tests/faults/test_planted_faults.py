@@ -168,7 +168,7 @@ def test_one_wrong_element_of_a_million(tmp_path: Path, device: str) -> None:
 
 
 def test_a_kernel_that_is_wrong_only_when_it_is_timed_is_refused(tmp_path: Path) -> None:
-    """It counts its launches in a workspace, but only those that find results in the outputs."""
+    """It counts launches in a workspace, but only those that find their results in the outputs."""
     mine = plant(tmp_path, ["none", "wrong_when_repeated"])
     compiler = compiler_for("host")
     result = run_tune(request(tmp_path, mine, compiler))
