@@ -6,9 +6,11 @@ import pytest
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
+from kgen.catalogue import open_catalogue
 from kgen.model.artifact import Artifact, BuildRequest, Rendered
 from kgen.runtime.cache import read_file
 from kgen.trial.host_imports import system_calls
+from kgen.trial.kept_state import kept_state
 
 _KERNEL = """#include "kgen/primitives/math.cuh"
 
@@ -28,6 +30,10 @@ def test_functions_of_the_system(value: str, names: tuple[str, ...]) -> None:
     compiler.close()
     assert isinstance(built, Artifact), built
     assert system_calls(read_file(built.path)) == names
+    variant = open_catalogue().entry("rmsnorm").space.variant("forward", "naive")
+    reason = kept_state(rendered, built, variant)
+    assert reason.startswith("the kernel calls functions of the system: rand" if names else "")
+    assert bool(reason) == bool(names)
 
 
 def test_what_is_no_module() -> None:
