@@ -27,13 +27,31 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "vec", "state_bytes"), CASES)
-def test_chunks(text: str, vec: int, state_bytes: int) -> None:
+# The same with the first kernel by warpgroups; T=33: a chunk of one step.
+WARPGROUPS = (
+    (f"B=1,H=1,T=129,K=64,V=64,{BF16}", 8, 2),
+    (f"B=1,N=3,H=1,T=70,K=64,V=20,{BF16},{PACKED}", 4, 4),
+    (f"B=2,H=1,T=33,K=22,V=18,{BF16},{BEHIND}", 2, 4),
+    (f"B=1,H=1,T=66,K=57,V=9,{BF16}", 1, 4),
+)  # fmt: skip
+SLOW = WARPGROUPS[2:]
+
+
+@pytest.mark.parametrize(
+    ("text", "vec", "state_bytes", "warpgroups"),
+    [
+        *((*case, 0) for case in CASES),
+        *(pytest.param(*case, 1, marks=[pytest.mark.slow] if case in SLOW else [])
+          for case in WARPGROUPS),
+    ],
+)
+def test_chunks(text: str, vec: int, state_bytes: int, warpgroups: int) -> None:
     entry = open_catalogue().entry("wkv7")
     variant = entry.space.variant("backward", "warpgroups_fused")
     problem = parse_problem(text, entry.operator.signature)
+    warps = 4 if warpgroups else 1
     config = Config.of(variant.name, {
-        "warps": 1, "row_warps": 1, "stages": 2, "vec": vec, "min_blocks": 1, "row_copies": 0,
-        "state_bytes": state_bytes, "consumer_scores": 0,
+        "warps": warps, "row_warps": warps, "stages": 2, "vec": vec, "min_blocks": 1,
+        "row_copies": 0, "state_bytes": state_bytes, "consumer_scores": 0, "warpgroups": warpgroups,
     })  # fmt: skip
     demand_verified(entry, variant, problem, config, profile_named("h200"))

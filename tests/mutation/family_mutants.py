@@ -64,6 +64,7 @@ class Family:
         dims: The problem, as `--problem` takes it: several chunks or batches, the last one ragged.
         mistakes: Each must be refused.
         choose: What parameters should be, where the variant has them and a feasible config allows.
+        thirds: Whether the tiers have every third mistake alone.
     """
 
     operator: str
@@ -72,6 +73,7 @@ class Family:
     dims: str
     mistakes: tuple[Mistake, ...]
     choose: Mapping[str, Value] = field(default_factory=dict, hash=False)
+    thirds: bool = False
 
     @property
     def name(self) -> str:
@@ -106,6 +108,7 @@ _WGMMA = "kgen/linear_attention/split_t_wgmma"
 _GATHER = "kgen/linear_attention/split_t_exchange_gather"
 _TERMS = "kgen/linear_attention/wgmma_loop"
 _GROUPS = "kgen/wkv7/group_producer"
+_LOOP = "kgen/wkv7/group_loop"
 _F64_PRODUCER, _F64_LOOP, _F64_ROWS = (f"kgen/wkv7/f64_{x}" for x in ("producer", "loop", "rows"))
 _FUSED = "kgen/wkv7/fused_"
 _DECODE = "B=3,S=5,T=3,H=2,K=9,V=5,dtype=fp32,state_indices_dtype=int64"
@@ -810,12 +813,12 @@ FAMILIES = (
             Mistake("fence of rows", r"fence_proxy_async\(\);", ";", _GROUPS),
             Mistake("fence of the inverse",
                     r"(put_blocks\(tiles\(\)\);\s*)fence_proxy_async\(\);", r"\1"),
-            Mistake("fence of registers", r"wgmma_fence\(x, y, s, v, state\);", ";"),
+            Mistake("fence of registers", r"fence\(output, x, s, v, state\);", ";"),
             Mistake("wait for scores", r"wgmma_wait<0>\(sums, x\);", "wgmma_wait<1>(sums, x);",
-                    "kgen/wkv7/group_loop"),
-            Mistake("wait for x", r"wgmma_wait<1>\(x\);", "wgmma_wait<2>(x);"),
-            Mistake("wait for sa", r"wgmma_wait<1>\(sums, y, s, own\);",
-                    "wgmma_wait<2>(sums, y, s, own);"),
+                    _LOOP),
+            Mistake("wait for x", r"wgmma_wait<kY \? 1 : 0>\(x\);", "wgmma_wait<2>(x);"),
+            Mistake("wait for sa", r"wait<1>\(output, sums, s, own\);",
+                    "wait<2>(output, sums, s, own);"),
             Mistake("wait for x of later steps", r"wgmma_wait<1>\(sums, v\);",
                     "wgmma_wait<2>(sums, v);"),
             Mistake("barrier behind the inverse",
@@ -858,12 +861,13 @@ FAMILIES = (
             Mistake("sa that later steps read", r"inverse, 16, 0\);", "inverse, 0, 16);"),
             Mistake("x of later steps", r"\+= x\[2 \+ i / 4\]", "+= x[i / 4]"),
             Mistake("copies of v", r"copy\(chunk \+ 1\);", "if (chunk < 1) copy(chunk + 1);"),
-            Mistake("low term of r", r"slot, Tiles::kRLow", "slot, Tiles::kA"),
-            Mistake("rows of the update", r"from\.row_operand\(slot, Tiles::kB\);",
-                    "from.row_operand(slot, Tiles::kK);"),
-            Mistake("steps of the update", r"updates\.at\(16, 0\)", "updates.at(0, 0)"),
+            Mistake("low term of r", r"output, s, 0, from\.row_operand\(slot, kLow<kRowR>\)",
+                    "output, s, 0, from.row_operand(slot, Tiles::kA)"),
+            Mistake("rows of the update", r"from\.row_operand\(slot, Tiles::kB\),",
+                    "from.row_operand(slot, Tiles::kK),"),
+            Mistake("steps of the update", r"low_updates, 16\)", "low_updates, 0)"),
             Mistake("decay of the state", r"state\[tile\]\[i\] \*= d\[i % 2\];", ";",
-                    "kgen/wkv7/group_loop"),
+                    _LOOP),
             Mistake("not finite", r"if \(block_any_nonfinite<kThreads / kWarpSize>\(nonfinite\)\)",
                     "if (false)"),
         ),
@@ -957,7 +961,41 @@ FAMILIES = (
                     r"(kFusedSummed\);\s*)named_barrier_sync\(kFusedEarly, 128\);", r"\1"),
         ),
         {"warps": 1, "row_warps": 1, "stages": 2, "vec": 8, "min_blocks": 1, "row_copies": 0,
-         "state_bytes": 2, "consumer_scores": 0},
+         "state_bytes": 2, "consumer_scores": 0, "warpgroups": 0},
+    ),
+    Family(  # the first kernel, whose sa and states the gradients show
+        "wkv7", "backward", "warpgroups_fused",
+        "B=1,T=70,H=1,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=clamp",
+        (
+            Mistake("states before chunks", r"sums_output\(chunk\)\.write_state",
+                    "sums_output(0).write_state", _LOOP),
+            Mistake("sa of chunks", r"auto outputs = sums_output\(chunk\);",
+                    "auto outputs = sums_output(0);", _LOOP),
+            Mistake("sa of later steps", r"put_half\(output, 1, sums\);", ";", _LOOP),
+            Mistake("sa of earlier steps", r"put_half\(output, 0, sums\);", ";", _LOOP),
+            Mistake("wait for x", r"wgmma_wait<kY \? 1 : 0>\(x\);", "wgmma_wait<1>(x);", _LOOP),
+            Mistake("low terms of A", r"s, 0, from\.row_operand\(slot, kLow<kRowA>\)",
+                    "s, 0, from.row_operand(slot, Tiles::kA)", _LOOP),
+            Mistake("low terms of B", r"= from\.row_operand\(slot, kLow<kRowB>\)",
+                    "= from.row_operand(slot, Tiles::kK)", _LOOP),
+            Mistake("terms of the state", r"s, term, from", "s, 0, from", _LOOP),
+            Mistake("terms of x", r"x\[term\], y\.at\(row, column\)",
+                    "x[0], y.at(row, column)", _LOOP),
+            Mistake("terms of sa", r"sa\[term\], b\.at", "sa[0], b.at", _LOOP),
+            Mistake("rows of later scores", r"64 \* 16 \* \(warp_ % 2\)\)", "0)", _GROUPS),
+            Mistake("low rows of later scores", r"kLow<kRowA> \+ 16 \* \(warp_ % 2\)",
+                    "kLow<kRowA>", _GROUPS),
+            Mistake("warps with A K", r"kReadsR \|\| warp_ < 2", "kReadsR || warp_ < 1", _GROUPS),
+            Mistake("warps with the triangle", r"kReadsR \|\| !of_k", "kReadsR || warp_ > 2",
+                    _GROUPS),
+            Mistake("place of low terms", r"\(Pass::kReadsR \? 96 : 64\)", "96",
+                    "kgen/wkv7/group_tiles"),
+            Mistake("not finite", r"if \(block_any_nonfinite<kThreads / kWarpSize>\(nonfinite\)\)",
+                    "if (false)", _LOOP),
+        ),
+        {"warps": 4, "row_warps": 4, "stages": 2, "vec": 8, "min_blocks": 1, "row_copies": 0,
+         "state_bytes": 2, "consumer_scores": 0, "warpgroups": 1},
+        thirds=True,
     ),
     Family(
         "wkv7", "backward", "warpgroups_fused",
@@ -971,7 +1009,7 @@ FAMILIES = (
             Mistake("keys that do not exist", r"kK == 64 \|\| key < kK", "true"),
         ),
         {"warps": 1, "row_warps": 1, "stages": 2, "vec": 8, "min_blocks": 1, "row_copies": 0,
-         "state_bytes": 4, "consumer_scores": 0},
+         "state_bytes": 4, "consumer_scores": 0, "warpgroups": 0},
     ),
     Family(
         "wkv7", "forward", "warp_specialized_segments",

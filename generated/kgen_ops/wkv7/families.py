@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "daf6a215748ae57d36b66bd9ab45a474"
+HEADERS = "410a897ac804e7af1e61a80c985b7ca2"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -477,8 +477,10 @@ def backward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
 def backward_warpgroups_fused(file: KernelFile, call: Call) -> Run:
     """Launch the backward warpgroups_fused."""
     block_warps = call.block_warps
+    warpgroups = call.warpgroups
     smem_bytes = call.smem_bytes
     column_blocks = call.column_blocks
+    sequence_heads = call.sequence_heads
     size_n = call.N
     size_t = call.T
     size_h = call.H
@@ -498,7 +500,6 @@ def backward_warpgroups_fused(file: KernelFile, call: Call) -> Run:
     b_stride_t = call.b_stride_T
     b_stride_h = call.b_stride_H
     fused_bytes = call.fused_bytes
-    sequence_heads = call.sequence_heads
     gy_stride_b = call.gy_stride_B
     gy_stride_t = call.gy_stride_T
     gy_stride_h = call.gy_stride_H
@@ -530,9 +531,11 @@ def backward_warpgroups_fused(file: KernelFile, call: Call) -> Run:
     scale_elements = call.scale_elements
     state_bytes = call.state_bytes
     launch_1 = file.launcher(
-        "wkv7_backward_columns", "ppppppppqqqqqqqqqqqqqqqqqq", block=(32 * block_warps, 1, 1),
-        smem=smem_bytes,
+        "wkv7_backward_columns", "ppppppppqqqqqqqqqqqqqqqqqq",
+        block=(256 if warpgroups else 32 * block_warps, 1, 1),
+        smem=105008 if warpgroups else smem_bytes,
     )
+    grid_1_x = sequence_heads if warpgroups else column_blocks
     launch_2 = file.launcher(
         "wkv7_backward_fused", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(512, 1, 1), smem=fused_bytes,
@@ -551,10 +554,10 @@ def backward_warpgroups_fused(file: KernelFile, call: Call) -> Run:
         sa = new_sa()
         states = new_states()
         launch_1(
-            stream, column_blocks, 1, 1, w, k, v, a, b, cu_seqlens, sa.data_ptr(),
-            states.data_ptr(), size_n, size_t, size_h, w_stride_b, w_stride_t, w_stride_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b,
-            a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h,
+            stream, grid_1_x, 1, 1, w, k, v, a, b, cu_seqlens, sa.data_ptr(), states.data_ptr(),
+            size_n, size_t, size_h, w_stride_b, w_stride_t, w_stride_h, k_stride_b, k_stride_t,
+            k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b, a_stride_t, a_stride_h,
+            b_stride_b, b_stride_t, b_stride_h,
         )
         launch_2(
             stream, sequence_heads, 1, 1, gy, r, w, k, v, a, b, gfinal_state, cu_seqlens, gr, gw,
@@ -2342,10 +2345,12 @@ BACKWARD = (
             Parameter("row_copies", (0, 1), default=0),
             Parameter("state_bytes", (4, 2), default=4),
             Parameter("consumer_scores", (0, 1), default=0),
+            Parameter("warpgroups", (0, 1), default=0),
         ),
         first=(
-            (4, 4, 2, 8, 2, 0, 2, 0),
-            (4, 4, 2, 8, 2, 0, 4, 0),
+            (4, 4, 2, 8, 2, 0, 2, 0, 1),
+            (4, 4, 2, 8, 2, 0, 4, 0, 1),
+            (4, 4, 2, 8, 2, 0, 4, 0, 0),
         ),
         named=BACKWARD_WARPGROUPS_FUSED_NAMED,
         is_safe=False,
@@ -2367,6 +2372,11 @@ BACKWARD = (
             lambda call: call.smem_bytes <= call.smem_per_block,
             lambda call: call.needed_registers <= call.registers,
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: (
+                call.warpgroups == 0 or (call.warps == call.row_warps and (call.warps == 4 or not
+                call.on_gpu) and (call.stages == 2) and (call.row_copies + call.consumer_scores ==
+                0))
+            ),
             lambda call: call.state_bytes == 4 or (call.K >= 64 and call.V >= 64),
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
@@ -2434,6 +2444,7 @@ BACKWARD = (
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
             lambda call: call.by_fused or not call.on_gpu,
+            lambda call: call.warpgroups or not call.by_fused,
         ),
         bind=backward_warpgroups_fused,
     ),

@@ -1,15 +1,15 @@
 // Rendered by kgen from templates/wkv7/backward_warpgroups_fused.cu.jinja
-// config: warpgroups_fused(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, state_bytes=2)
+// config: warpgroups_fused(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, state_bytes=2, warpgroups=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward in bf16, clamped decays, by two kernels. All sums are in a fixed order.
 //
 //     wkv7_backward_columns  sa, and the states before all chunks of 32 steps, forward in time
 //     wkv7_backward_fused    all gradients, backward in time, by four warpgroups of a block per head (wgmma, sm_90a)
 //
-// Formulas, shared memory and barriers: kgen/wkv7/specialized_loop.cuh, kgen/wkv7/fused_loop.cuh.
+// Formulas, shared memory and barriers: kgen/wkv7/fused_loop.cuh, and of the first kernel kgen/wkv7/group_loop.cuh with
+// `warpgroups`, kgen/wkv7/specialized_loop.cuh without.
 #include "kgen/wkv7/fused_loop.cuh"
-#include "kgen/wkv7/specialized_loop.cuh"
-
+#include "kgen/wkv7/group_loop.cuh"
 namespace {
 
 using Value = kgen::bf16;
@@ -39,8 +39,8 @@ static_assert(Config::kK % Config::kVec == 0 && Config::kV % Config::kVec == 0,
               "copies must end with a row");
 
 using Loop = kgen::wkv7::FusedLoop<Config, State>;
-using Forward = kgen::wkv7::SpecializedLoop<
-    Config, kgen::wkv7::ByQuotients<kgen::wkv7::ForwardSums, 0 != 0>, State, false, Loop::kChunk>;
+using Pass = kgen::wkv7::ByQuotients<kgen::wkv7::ForwardSums, 0 != 0>;
+using Forward = kgen::wkv7::GroupLoop<Config, Pass, State, Loop::kChunk>;
 constexpr int kSize = Config::kK * Config::kV;
 constexpr int kValueBlocks = kgen::ceil_div(Config::kV, Forward::kColumns);
 constexpr bool kPacked = kgen::kPresent<Offset>;

@@ -1,5 +1,6 @@
-// wkv7 forward by two warpgroups, in chunks of 32 steps; bf16 operands (wgmma, sm_90a), decays of the form clamp
-// alone, up to 64 keys. A block has up to 64 value features of a head.
+// wkv7's loops forward by two warpgroups, in chunks of 32 steps: y, or sa and the states before all chunks; bf16
+// operands (wgmma, sm_90a), decays of the form clamp alone, up to 64 keys. A block has up to 64 value features of a
+// head.
 //
 // The producer warpgroup (group_producer.cuh) computes rows with decays and scores of a chunk, while the consumer
 // warpgroup computes the chunk before. That has the state in registers:
@@ -13,8 +14,8 @@
 //
 //     sa_1 = (I - L11)^-1 X_1          sa_2 = (I - L22)^-1 (X_2 + L21 sa_1)
 //
-// Rows, the state, X and sa are rounded to bf16 as operands; R, scores, the inverses and L21 have a low term. Sums are
-// fp32.
+// The loop of sa and the states has neither R nor y. All operands are bf16; scores, the inverses and L21 have a low
+// term, rows, the state, X and sa as many terms as the Pass says (loop_passes.cuh). Sums are fp32.
 //
 // NaN and Inf: as in specialized_loop.cuh. Where an output is not finite the block computes its sequence again, step
 // by step.
@@ -38,21 +39,24 @@
 
 namespace kgen::wkv7 {
 
-// A Config has W; kForm: of the decays; kK; kVec: elements per copy.
-template <class Config>
-struct GroupLoop : ColumnTensors<bf16, typename Config::W> {
+// A Config has W; kForm: of the decays; kK; kVec: elements per copy. Pass: with quotients, forward, with one output.
+// State: dtype of the states in memory, one every StateSteps steps.
+template <class Config, class Pass = ByQuotients<ForwardOutputs>, class State = float, int StateSteps = 16>
+struct GroupLoop : ColumnTensors<bf16, typename Config::W, State, StateSteps> {
     using W = typename Config::W;
     using Half = HalfOperands<bf16>;
     using Tiles = GroupTiles;
-    using Producer = GroupProducer<W, Config::kK, Config::kVec>;
+    using Producer = GroupProducer<Pass, W, Config::kK, Config::kVec>;
     static constexpr int kChunk = Tiles::kChunk, kColumns = Tiles::kColumns, kThreads = 256, kKeys = Config::kK;
     static constexpr int kSmemBytes = Tiles::kBytes + SwizzledPanels<8>::kBytes;
     static_assert(Config::kForm == DecayForm::clamp, "1 / P has a bound in this form alone");
     static_assert(kKeys <= Tiles::kColumns, "a panel has 64 columns");
+    static_assert(Pass::kQuotients && Pass::kFirst != Pass::kSecond && (!Pass::kFirst || StateSteps == kChunk),
+                  "the state is in registers between two chunks alone");
 
     // start: a state [K, V] whose first column is the block's, or null: zeros.
     KGEN_DEVICE void operator()(const float* start) const {
-        (*this)(start, [&] { run_steps<true>(start, nullptr); });
+        (*this)(start, [&] { run_steps<Pass::kSecond>(start, nullptr); });
     }
 
     // The same, with again() by all threads where an output of the block is not finite.
@@ -76,6 +80,8 @@ struct GroupLoop : ColumnTensors<bf16, typename Config::W> {
 
 private:
     using Accumulators = float[4][4];  // of 16 value features and 32 steps
+    template <Row Which>
+    static constexpr int kLow = Tiles::kLow<Pass, Which>;
 
     static KGEN_DEVICE Tiles tiles() { return {reinterpret_cast<bf16*>(align_panels(dynamic_smem<char>()))}; }
 
@@ -119,6 +125,7 @@ private:
         int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
+            if constexpr (Pass::kFirst) sums_output(chunk).write_state(state);
             cp_async_wait<0>();
             named_barrier_sync(kFullBarrier, kThreads);  // all copies of v are there as well
             // Before all products: where one warp branches meanwhile, ptxas lets each product wait for the one before.
@@ -128,12 +135,12 @@ private:
                 GroupInverse<GroupTiles>::put_blocks(tiles());
                 fence_proxy_async();
             }
-            Accumulators y;
-            consume(chunk, slot, state, y);
+            Accumulators output;
+            consume(chunk, slot, state, output);
             wgmma_wait<0>(state);
             named_barrier_arrive<kThreads>(kConsumedBarrier);
             decay_state(slot, state);
-            write(chunk, y, nonfinite);
+            write(chunk, output, nonfinite);
             slot = Tiles::next_slot(slot);
         }
     }
@@ -158,36 +165,52 @@ private:
 #pragma unroll
             for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::K>(sums, x[t], y.at(0, 32 * term + 16 * t));
     }
-    // The same for one operand, from row and column `row` and `column` of the scores on.
-    template <int Steps>
-    static KGEN_DEVICE void multiply_block(float (&sums)[Steps / 8][4], const u32 (&x)[4],
+    // The same for one operand of one or two terms, from row and column `row` and `column` of the scores on.
+    template <int Steps, int Terms>
+    static KGEN_DEVICE void multiply_block(float (&sums)[Steps / 8][4], const u32 (&x)[Terms][4],
                                            const Tiles::ScoreOperand& y, int row, int column) {
+        wgmma_m64k16<Steps, Major::K>(sums, x[0], y.at(row, 32 + column));
 #pragma unroll
-        for (int term = 1; term >= 0; --term) wgmma_m64k16<Steps, Major::K>(sums, x, y.at(row, 32 * term + column));
+        for (int term = Terms - 1; term >= 0; --term) wgmma_m64k16<Steps, Major::K>(sums, x[term], y.at(row, column));
     }
-    // sums += x y^T over the keys; y: 32 rows.
-    static KGEN_DEVICE void multiply_rows(Accumulators& sums, const u32 (&x)[4][4], const Tiles::RowOperand& y) {
+    // sums += x y^T over the keys for a term of the state; y: 32 rows.
+    static KGEN_DEVICE void multiply_rows(Accumulators& sums, const u32 (&x)[4 * Pass::kStateTerms][4], int term,
+                                          const Tiles::RowOperand& y) {
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<32, Major::K>(sums, x[t], y.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<32, Major::K>(sums, x[4 * term + t], y.at(0, 16 * t));
     }
     // state += x y for 32 steps; y: their rows.
     static KGEN_DEVICE void update(float (&state)[8][4], const u32 (&x)[2][4], const Tiles::RowOperand& y) {
 #pragma unroll
         for (int t = 0; t < 2; ++t) wgmma_m64k16<64, Major::MN>(state, x[t], y.at(16 * t, 0));
     }
-
-    // Operands A of all columns of accumulators.
-    template <int Fragments>
-    static KGEN_DEVICE void round(u32 (&x)[Fragments][4], const float (&sums)[2 * Fragments][4]) {
+    // state += sa B for 16 steps, from `step` on. b, low: rows of all steps.
+    static KGEN_DEVICE void update_sums(float (&state)[8][4], const u32 (&sa)[Pass::kSumsTerms][4],
+                                        const Tiles::RowOperand& b, const Tiles::RowOperand& low, int step) {
+        if constexpr (Pass::kTermsB == 2) wgmma_m64k16<64, Major::MN>(state, sa[0], low.at(step, 0));
 #pragma unroll
-        for (int t = 0; t < Fragments; ++t)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                x[t][i] = pack2<bf16>(sums[2 * t + i / 2][i % 2 * 2], sums[2 * t + i / 2][i % 2 * 2 + 1]);
+        for (int term = Pass::kSumsTerms - 1; term >= 0; --term)
+            wgmma_m64k16<64, Major::MN>(state, sa[term], b.at(step, 0));
     }
-    static KGEN_DEVICE void round_block(u32 (&x)[4], const float (&sums)[2][4]) {
+
+    // Operands A of all columns of accumulators, term after term.
+    template <int Fragments, int Tiles>
+    static KGEN_DEVICE void split(u32 (&x)[Fragments][4], const float (&sums)[Tiles][4]) {
+        constexpr int kTerms = 2 * Fragments / Tiles, kOfTerm = Tiles / 2;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = pack2<bf16>(sums[i / 2][i % 2 * 2], sums[i / 2][i % 2 * 2 + 1]);
+        for (int t = 0; t < kOfTerm; ++t)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                u32 terms[kTerms];
+                split_bf16(sums[2 * t + i / 2][i % 2 * 2], sums[2 * t + i / 2][i % 2 * 2 + 1], terms);
+#pragma unroll
+                for (int term = 0; term < kTerms; ++term) x[kOfTerm * term + t][i] = terms[term];
+            }
+    }
+    // Half of the output.
+    static KGEN_DEVICE void put_half(Accumulators& output, int half, const float (&sums)[2][4]) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) output[2 * half + i / 4][i % 4] = sums[i / 4][i % 4];
     }
     template <int Count>
     static KGEN_DEVICE void clear(float (&sums)[Count][4]) {
@@ -195,87 +218,130 @@ private:
         for (int i = 0; i < 4 * Count; ++i) sums[i / 4][i % 4] = 0.0f;
     }
 
-    // y is complete at the end; the last products with the state are not.
-    static KGEN_DEVICE void consume(int chunk, int slot, float (&state)[8][4], Accumulators& y) {
+    // Output: y or sa. It is complete at the end; the last products with the state are not.
+    static KGEN_DEVICE void consume(int chunk, int slot, float (&state)[8][4], Accumulators& output) {
+        constexpr bool kY = Pass::kSecond;
+        constexpr int kTerms = Pass::kStateTerms;
         const Tiles from = tiles();
-        u32 v[2][4], s[4][4];
+        u32 v[2][4], s[4 * kTerms][4];
         const u32 rank = static_cast<u32>(opaque(lane_id()));
         const bf16* values =
             from.values(chunk) + Tiles::ScorePanels::offset(static_cast<int>(rank % 8 + rank / 16 % 2 * 8),
                                                             2 * warp_in_warpgroup() + static_cast<int>(rank / 8 % 2));
 #pragma unroll
         for (int t = 0; t < 2; ++t) ldmatrix<4, true>(v[t], values + 16 * 64 * t);
-        round(s, state);
+        split(s, state);
         named_barrier_sync(kInverseBarrier, 128);
 
         // 1. What the chunk reads of v and of the state.
         Accumulators x;
         clear(x);
-        clear(y);
-        wgmma_fence(x, y, s, v, state);
+        if constexpr (kY) clear(output);
+        fence(output, x, s, v, state);
         multiply_scores(x, v, from.score_operand(Tiles::kScoreAK));
-        multiply_rows(x, s, from.row_operand(slot, Tiles::kA));
+        if constexpr (Pass::kTermsA == 2) multiply_rows(x, s, 0, from.row_operand(slot, kLow<kRowA>));
+#pragma unroll
+        for (int term = kTerms - 1; term >= 0; --term) multiply_rows(x, s, term, from.row_operand(slot, Tiles::kA));
         wgmma_commit();
-        multiply_scores(y, v, from.score_operand(Tiles::kScoreRK));
-        multiply_rows(y, s, from.row_operand(slot, Tiles::kRLow));
-        multiply_rows(y, s, from.row_operand(slot, Tiles::kR));
-        wgmma_commit();
+        if constexpr (kY) {
+            multiply_scores(output, v, from.score_operand(Tiles::kScoreRK));
+            multiply_rows(output, s, 0, from.row_operand(slot, kLow<kRowR>));
+            multiply_rows(output, s, 0, from.row_operand(slot, Tiles::kR));
+            wgmma_commit();
+        }
 
         // 2. sa of the first 16 steps, and what the state gets of v meanwhile.
         const auto inverse = from.score_operand(Tiles::kInverse), of_sa = from.score_operand(Tiles::kScoreRB);
-        const auto updates = from.row_operand(slot, Tiles::kB);
-        u32 sa[2][4], own[4];
+        const auto updates = from.row_operand(slot, Tiles::kB), low_updates = from.row_operand(slot, kLow<kRowB>);
+        u32 sa[2][Pass::kSumsTerms][4], own[Pass::kReadTerms][4];
         float sums[2][4];
-        wgmma_wait<1>(x);
-        round_block(own, first_tiles<2>(x));
+        wgmma_wait<kY ? 1 : 0>(x);
+        split(own, first_tiles<2>(x));
         clear(sums);
         wgmma_fence(sums, own);
         multiply_block<16>(sums, own, inverse, 0, 0);
         wgmma_commit();
-        update(state, v, from.row_operand(slot, Tiles::kKLow));
+        update(state, v, from.row_operand(slot, kLow<kRowK>));
         update(state, v, from.row_operand(slot, Tiles::kK));
         wgmma_commit();
 
         // 3. X of the later 16 steps gets what they read of that sa; what y and the state get of it meanwhile.
-        wgmma_wait<1>(sums, y, s, own);
-        round_block(sa[0], sums);
+        wait<1>(output, sums, s, own);
+        if constexpr (!kY) put_half(output, 0, sums);
+        split(sa[0], sums);
         clear(sums);
-        wgmma_fence(sums, sa[0], y);
+        fence(output, sums, sa[0]);
         multiply_block<16>(sums, sa[0], inverse, 16, 0);
         wgmma_commit();
-        multiply_block<32>(y, sa[0], of_sa, 0, 0);
-        wgmma_m64k16<64, Major::MN>(state, sa[0], updates);
+        if constexpr (kY) multiply_block<32>(output, sa[0], of_sa, 0, 0);
+        update_sums(state, sa[0], updates, low_updates, 0);
         wgmma_commit();
 
         // 4. sa of the later steps.
         wgmma_wait<1>(sums, v);
 #pragma unroll
         for (int i = 0; i < 8; ++i) sums[i / 4][i % 4] += x[2 + i / 4][i % 4];
-        round_block(own, sums);
+        split(own, sums);
         clear(sums);
         wgmma_fence(sums, own);
         multiply_block<16>(sums, own, inverse, 16, 16);
         wgmma_commit();
 
         // 5. y and the state.
-        wgmma_wait<0>(sums, own, y, state, sa[0]);
-        round_block(sa[1], sums);
-        wgmma_fence(sa[1], y);
-        multiply_block<32>(y, sa[1], of_sa, 0, 16);
+        wait<0>(output, sums, own, state, sa[0]);
+        if constexpr (!kY) put_half(output, 1, sums);
+        split(sa[1], sums);
+        fence(output, sa[1]);
+        if constexpr (kY) {
+            multiply_block<32>(output, sa[1], of_sa, 0, 16);
+            wgmma_commit();
+        }
+        update_sums(state, sa[1], updates, low_updates, 16);
         wgmma_commit();
-        wgmma_m64k16<64, Major::MN>(state, sa[1], updates.at(16, 0));
-        wgmma_commit();
-        wgmma_wait<1>(y);
+        if constexpr (kY) wgmma_wait<1>(output);
     }
 
-    KGEN_DEVICE void write(int chunk, Accumulators& y, float& nonfinite) const {
+    // wgmma_fence and wgmma_wait: y is in use by products as well, sa is not.
+    template <class... Registers>
+    static KGEN_DEVICE void fence(Accumulators& output, Registers&... registers) {
+        if constexpr (Pass::kSecond) {
+            wgmma_fence(registers..., output);
+        } else {
+            wgmma_fence(registers...);
+        }
+    }
+    template <int Pending, class... Registers>
+    static KGEN_DEVICE void wait(Accumulators& output, Registers&... registers) {
+        if constexpr (Pass::kSecond) {
+            wgmma_wait<Pending>(registers..., output);
+        } else {
+            wgmma_wait<Pending>(registers...);
+        }
+    }
+
+    KGEN_DEVICE auto sums_output(int chunk) const {
+        return SumsOutput<kKeys, Config::kVec, Direction::forward, State, StateSteps>(
+            *this, 16 * warp_in_warpgroup(), i64{chunk} * kChunk);
+    }
+
+    KGEN_DEVICE void write(int chunk, Accumulators& output, float& nonfinite) const {
         // Its places take registers that the inverse needs.
-        ColumnOutput<Config::kVec, Direction::forward> outputs(*this, 16 * warp_in_warpgroup(), i64{chunk} * kChunk);
+        if constexpr (Pass::kSecond) {
+            ColumnOutput<Config::kVec, Direction::forward> outputs(*this, 16 * warp_in_warpgroup(),
+                                                                   i64{chunk} * kChunk);
+            write_halves(outputs, output, nonfinite);
+        } else {
+            auto outputs = sums_output(chunk);
+            write_halves(outputs, output, nonfinite);
+        }
+    }
+    template <class Outputs>
+    static KGEN_DEVICE void write_halves(Outputs& outputs, const Accumulators& output, float& nonfinite) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float sixteen[2][4];
 #pragma unroll
-            for (int i = 0; i < 8; ++i) sixteen[i / 4][i % 4] = y[2 * half + i / 4][i % 4];
+            for (int i = 0; i < 8; ++i) sixteen[i / 4][i % 4] = output[2 * half + i / 4][i % 4];
             outputs.write(sixteen, nonfinite);
         }
     }

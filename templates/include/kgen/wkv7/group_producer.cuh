@@ -5,7 +5,8 @@
 //
 // as quotient_producer.cuh has them. 1 / P is below exp(19.5).
 //
-// Scores are those of chunk_producer.cuh, and the triangle A B^T, j < i: one product [A; R] [K; B]^T.
+// Scores are those of chunk_producer.cuh, and the triangle A B^T, j < i: one product [A; R] [K; B]^T. Where a Pass does
+// not read R it is [A; A] [K; B]^T, of which half of the warps store A K^T, the others the triangle.
 //
 // Rows: a warp has eight steps, of which it copies the inputs itself. A lane has four keys of four steps, reads them
 // from where it writes the rows, and gets the sums of earlier steps by a shuffle and from the other warps.
@@ -15,8 +16,9 @@
 //     start_scores    products
 //     put_scores
 //
-// Precision: R and K have two terms, A and B one; scores have two, and are sums of all products of terms but
-// those of two low ones. Decays of 1 are exact. Inputs above 2^99 may give Inf: the loop then computes step by step.
+// Precision: the Pass says how many terms rows have (loop_passes.cuh); scores have two, and are sums of all products of
+// terms but those of two low ones. Decays of 1 are exact. Inputs above 2^99 may give Inf: the loop then computes step by
+// step.
 //
 // Synchronisation: group_tiles.cuh names the barriers. All warps call all functions.
 #pragma once
@@ -30,13 +32,16 @@
 
 namespace kgen::wkv7 {
 
-// CopyVec: elements per copy. The inverse is one of 16 steps (GroupInverse::put_blocks), and the scores of later steps
-// with earlier ones are terms in the place of its block T21.
-template <class W, int Keys, int CopyVec>
+// Pass: with quotients, forward. CopyVec: elements per copy. The inverse is one of 16 steps (GroupInverse::put_blocks),
+// and the scores of later steps with earlier ones are terms in the place of its block T21.
+template <class Pass, class W, int Keys, int CopyVec>
 class GroupProducer {
     static constexpr int kChunk = GroupTiles::kChunk, kSteps = 8, kLaneSteps = 4, kLaneKeys = 4;
     using Half = HalfOperands<bf16>;
     using Words = Vec<u32, 2>;
+    static_assert(Pass::kTermsK == 2 && (Pass::kReadsR ? Pass::kTermsA + Pass::kTermsB == 2 && Pass::kTermsR == 2
+                                                       : Pass::kTermsA + Pass::kTermsB == 4),
+                  "rows that a slot has room for");
 
 public:
     // `warp`: of the four. Starts the copies of the first two chunks.
@@ -116,7 +121,7 @@ public:
             const Inputs now = inputs;
             if (s + 1 < kLaneSteps) read_inputs(inputs, rows, own, s + 1);  // else it would wait for all writes
             bf16* at = rows + own.place(s);
-            put_row<1>(at + 64 * GroupTiles::kA, nullptr, now.a, product);
+            put_row<Pass::kTermsA>(at + 64 * GroupTiles::kA, at + 64 * kLow<kRowA>, now.a, product);
             float inverse[kLaneKeys];
 #pragma unroll
             for (int x = 0; x < kLaneKeys; ++x) {
@@ -124,9 +129,10 @@ public:
                 product[x] = fast_exp2(sum);
                 inverse[x] = fast_exp2(-sum);
             }
-            put_row<2>(at + 64 * GroupTiles::kR, at + 64 * GroupTiles::kRLow, now.r, product);
-            put_row<2>(at + 64 * GroupTiles::kK, at + 64 * GroupTiles::kKLow, now.k, inverse);
-            put_row<1>(at + 64 * GroupTiles::kB, nullptr, now.b, inverse);
+            if constexpr (Pass::kReadsR)
+                put_row<2>(at + 64 * GroupTiles::kR, at + 64 * kLow<kRowR>, now.r, product);
+            put_row<2>(at + 64 * GroupTiles::kK, at + 64 * kLow<kRowK>, now.k, inverse);
+            put_row<Pass::kTermsB>(at + 64 * GroupTiles::kB, at + 64 * kLow<kRowB>, now.b, inverse);
         }
         if (warp_ == 3 && own.late) {
             Vec<float, kLaneKeys> last;
@@ -138,25 +144,33 @@ public:
         named_barrier_sync(kProducersBarrier, 128);
     }
 
-    // Starts [A; R] [K; B]^T of a chunk: the warp's 16 rows, of A for warps 0 and 1. The last of its two groups of
-    // products is in flight at the end; `x` and `sums` are in use until it is complete.
+    // Starts [A; R] [K; B]^T of a chunk: the warp's 16 rows, of A for warps 0 and 1, and without R for all. The last of
+    // its two groups of products is in flight at the end; `x` and `sums` are in use until it is complete.
     KGEN_DEVICE void start_scores(int slot, u32 (&x)[4][4], float (&sums)[8][4]) const {
         const bf16* rows = tiles_.rows(slot);
         u32 low[4][4] = {};
-        read_a(x, rows + 64 * 16 * warp_);
-        if (of_r()) read_a(low, rows + 64 * (GroupTiles::kRLow - GroupTiles::kR + 16 * warp_));
+        if constexpr (Pass::kReadsR) {
+            read_a(x, rows + 64 * 16 * warp_);
+            if (of_r()) read_a(low, rows + 64 * (kLow<kRowR> - GroupTiles::kR + 16 * warp_));
+        } else {
+            read_a(x, rows + 64 * 16 * (warp_ % 2));
+            read_a(low, rows + 64 * (kLow<kRowA> + 16 * (warp_ % 2)));
+        }
 #pragma unroll
         for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = 0.0f;
         const auto updates = tiles_.row_operand(slot, GroupTiles::kK);
-        const auto rest = tiles_.row_operand(slot, GroupTiles::kKLow);
+        const auto rest = tiles_.row_operand(slot, kLow<kRowK>);
+        constexpr int kRest = Pass::kTermsB == 2 ? 64 : 32;  // rows
         wgmma_fence(sums, x, low);
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, low[t], updates.at(0, 16 * t));
         wgmma_commit();
-        wgmma_fence();  // only products of one shape wait for each other's accumulators by themselves
+        // Only products of one shape wait for each other's accumulators by themselves.
+        if constexpr (kRest != 64) wgmma_fence();
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<32, Major::K>(first_tiles<4>(sums), x[t], rest.at(0, 16 * t));
-        wgmma_fence();
+        for (int t = 0; t < 4; ++t)
+            wgmma_m64k16<kRest, Major::K>(first_tiles<kRest / 8>(sums), x[t], rest.at(0, 16 * t));
+        if constexpr (kRest != 64) wgmma_fence();
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, x[t], updates.at(0, 16 * t));
         wgmma_commit();
@@ -176,13 +190,13 @@ public:
     // Starts the copies of the next chunk but one; two groups: w, and all others.
     KGEN_DEVICE void copy(int slot) {
         if (left_ > -kSteps * warp_) {  // else none is waited for
-            bf16 *rows = tiles_.rows(slot) + 64 * kSteps * warp_, *of_w = rows + 64 * GroupTiles::kRLow;
+            bf16 *rows = tiles_.rows(slot) + 64 * kSteps * warp_, *of_w = rows + 64 * GroupTiles::kW;
             if (sizeof(W) == 4) of_w += 64 * kSteps * warp_;
             const int left = static_cast<int>(max(min(left_, i64{kSteps}), i64{0}));
             w_.start(of_w, left, Keys);
             cp_async_commit();
             a_.start(rows + 64 * GroupTiles::kA, left, Keys);
-            r_.start(rows + 64 * GroupTiles::kR, left, Keys);
+            if constexpr (Pass::kReadsR) r_.start(rows + 64 * GroupTiles::kR, left, Keys);
             k_.start(rows + 64 * GroupTiles::kK, left, Keys);
             b_.start(rows + 64 * GroupTiles::kB, left, Keys);
         } else {
@@ -193,6 +207,9 @@ public:
     }
 
 private:
+    template <Row Which>
+    static constexpr int kLow = GroupTiles::kLow<Pass, Which>;
+
     // What a lane has of the warp's steps.
     struct OwnKeys {
         bool late;  // whether it has the last four steps
@@ -216,7 +233,7 @@ private:
     KGEN_DEVICE void read_logs(float (&logs)[kLaneKeys], const bf16* rows, const OwnKeys& own, int s) const {
         Vec<float, kLaneKeys> w;
         if constexpr (sizeof(W) == 2) {
-            const Words words = *reinterpret_cast<const Words*>(rows + 64 * GroupTiles::kRLow + own.place(s));
+            const Words words = *reinterpret_cast<const Words*>(rows + 64 * GroupTiles::kW + own.place(s));
 #pragma unroll
             for (int x = 0; x < kLaneKeys; x += 2) {
                 const f32x2 two = unpack2<W>(words[x / 2]);
@@ -224,7 +241,7 @@ private:
                 w[x + 1] = two.y;
             }
         } else {
-            const float* from = reinterpret_cast<const float*>(rows + 64 * GroupTiles::kRLow + 64 * kSteps * warp_);
+            const float* from = reinterpret_cast<const float*>(rows + 64 * GroupTiles::kW + 64 * kSteps * warp_);
             w = *reinterpret_cast<const Vec<float, kLaneKeys>*>(from + 64 * ((own.late ? 4 : 0) + s) + own.key);
         }
 #pragma unroll
@@ -238,7 +255,7 @@ private:
     static KGEN_DEVICE void read_inputs(Inputs& inputs, const bf16* rows, const OwnKeys& own, int s) {
         const bf16* at = rows + own.place(s);
         inputs.a = *reinterpret_cast<const Words*>(at + 64 * GroupTiles::kA);
-        inputs.r = *reinterpret_cast<const Words*>(at + 64 * GroupTiles::kR);
+        if constexpr (Pass::kReadsR) inputs.r = *reinterpret_cast<const Words*>(at + 64 * GroupTiles::kR);
         inputs.k = *reinterpret_cast<const Words*>(at + 64 * GroupTiles::kK);
         inputs.b = *reinterpret_cast<const Words*>(at + 64 * GroupTiles::kB);
     }
@@ -269,12 +286,15 @@ private:
     }
 
     // Whether the warp's rows are of R.
-    KGEN_DEVICE bool of_r() const { return warp_ >= 2; }
+    KGEN_DEVICE bool of_r() const { return Pass::kReadsR && warp_ >= 2; }
     // The warp's scores with 16 steps, on the diagonal or all before it.
     template <int Block, bool Diagonal>
     KGEN_DEVICE void put_block(const float (&sums)[8][4]) const {
-        put_terms<Block, Diagonal>(of_r() ? GroupTiles::kScoreRK : GroupTiles::kScoreAK, sums[2 * Block],
-                                   sums[2 * Block + 1]);
+        const bool of_k = Pass::kReadsR || warp_ < 2, of_b = Pass::kReadsR || !of_k;
+        if (of_k)
+            put_terms<Block, Diagonal>(of_r() ? GroupTiles::kScoreRK : GroupTiles::kScoreAK, sums[2 * Block],
+                                       sums[2 * Block + 1]);
+        if (!of_b) return;
         const auto &first = sums[4 + 2 * Block], &second = sums[4 + 2 * Block + 1];
         if (of_r()) {
             put_terms<Block, Diagonal>(GroupTiles::kScoreRB, first, second);

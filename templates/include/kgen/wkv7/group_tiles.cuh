@@ -4,13 +4,13 @@
 //
 //     bf16 rows[kSlots][192][64]   a slot per chunk: of steps, columns are keys
 //
-//         rows        inputs    rows with decays (group_producer.cuh)
-//         0 - 31      a         A
-//         32 - 63     r         R, high term
-//         64 - 95     w         R, low term
-//         96 - 127    (w)       K, low term
-//         128 - 159   k         K, high term
-//         160 - 191   b         B
+//         rows        inputs    rows with decays (group_producer.cuh)     without r
+//         0 - 31      a         A                                         A, high term
+//         32 - 63     r         R, high term                              A, low term
+//         64 - 95     w         R, low term                               K, low term
+//         96 - 127    (w)       K, low term                               B, low term
+//         128 - 159   k         K, high term                              K, high term
+//         160 - 191   b         B                                         B, high term
 //
 //     bf16 scores[4][32][64]       A K^T, R K^T, R B^T and the inverse: columns 0 to 31 high terms, 32 to 63 low ones
 //     bf16 values[2][32][64]       v of two chunks
@@ -23,13 +23,20 @@
 #pragma once
 
 #include "kgen/primitives/wgmma.cuh"
+#include "kgen/wkv7/loop_passes.cuh"
 
 namespace kgen::wkv7 {
 
 // `first`: a multiple of 1024 bytes.
 struct GroupTiles {
     static constexpr int kChunk = 32, kColumns = 64, kSlots = 3;
-    static constexpr int kA = 0, kR = 32, kRLow = 64, kKLow = 96, kK = 128, kB = 160, kRows = 192;  // rows of a slot
+    static constexpr int kA = 0, kR = 32, kW = 64, kK = 128, kB = 160, kRows = 192;  // rows of a slot
+    // Low terms of a Pass. Those of K and of B, where both have any, are neighbours, as the high ones are.
+    template <class Pass, Row Which>
+    static constexpr int kLow = Which == kRowA   ? 32
+                                : Which == kRowR ? 64
+                                : Which == kRowB ? 96
+                                                 : (Pass::kReadsR ? 96 : 64);
     enum Score { kScoreAK, kScoreRK, kScoreRB, kInverse };
     using RowPanels = SwizzledPanels<kRows>;
     using ScorePanels = SwizzledPanels<kChunk>;
