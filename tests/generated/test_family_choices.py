@@ -59,6 +59,9 @@ BACKWARD_CASES = (
     # A head's slices of keys and values fit a block, the whole head does not.
     ("wkv6", "B=2,T=2048,H=4,K=256,V=512,dtype=bf16", "chunk_loop_slices", "naive"),
     ("wkv5", f"B=6,T=1403,H=1,D=512,dtype=fp32,{STATES}", "chunk_loop_slices", "naive"),
+    # Slices of the keys alone, since the value features are few.
+    ("wkv6", "B=8,T=4096,H=16,K=256,V=32,dtype=bf16,w_dtype=bf16", "value_slices=1", "block_per"),
+    ("wkv5", "B=8,T=2048,H=16,K=32,V=192,dtype=fp32", "key_slices=1", "block_per_head"),
     ("wkv5", "B=8,T=4096,H=40,D=64,dtype=bf16,w_dtype=bf16", "row_copies=true", "segments="),
     # Few heads and many steps: segments of T, not where w is in fp32.
     ("wkv6", "B=1,T=4096,H=24,D=64,dtype=bf16,w_dtype=bf16,decay_form=raw", "segments=", "loop"),

@@ -2295,7 +2295,8 @@ BACKWARD = (
             lambda call: not call.pdl or call.on_gpu,
             lambda call: call.K > 128 or call.V > 128 or (not call.on_gpu),
             lambda call: (
-                min(call.K // call.key_slices, call.V // call.value_slices) >= 48 or not call.on_gpu
+                min(call.K // call.key_slices, call.V // call.value_slices) >= min(call.K, call.V,
+                48) or not call.on_gpu
             ),
         ),
         bind=backward_chunk_loop_slices,
