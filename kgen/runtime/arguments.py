@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .argument_kinds import check_scalars, check_tensors
 from .layout import dense_strides
 from .signature import (
     ABSENT,
@@ -78,7 +79,7 @@ def bind_arguments(
     _check_devices(signature, given)
     dims, leading = _extents(signature, given)
     dtypes = _dtypes(signature, tensors, flags)
-    _check_scalars(signature, scalars)
+    check_scalars(signature, scalars)
     for argument, tensor in given:
         if argument.in_out:
             _check_written(signature, argument, tensor)
@@ -91,21 +92,6 @@ def bind_arguments(
     )
     layouts = _layouts(signature, given, dtypes, strides)
     return BoundArguments(dims, dtypes, strides, shapes, layouts, copies)
-
-
-def check_tensors(signature: PassSignature, tensors: Sequence[object]) -> None:
-    """Check that all inputs are tensors, or None where they may be absent.
-
-    Raises:
-        TypeError: If one is not.
-    """
-    optional = {field.name for field in signature.dtypes if ABSENT in field.allowed}
-    for argument, tensor in zip(signature.inputs, tensors, strict=True):
-        if tensor is None and argument.dtype in optional:
-            continue
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{signature.function}: {argument.name} must be a tensor, not "
-                            f"{type(tensor).__name__}")
 
 
 def has_own_values(tensor: Tensor) -> bool:
@@ -322,27 +308,6 @@ def _named_dtypes(signature: PassSignature, name: str) -> list[str]:
     fields = {field.name: field.allowed for field in signature.dtypes}
     found = [n for each in fields[name] for n in fields.get(each, (each,))]
     return [n for n in dict.fromkeys(found) if n in TORCH_DTYPES]
-
-
-def _check_scalars(signature: PassSignature, scalars: Sequence[float]) -> None:
-    for scalar, value in zip(signature.scalars, scalars, strict=True):
-        if not _is_number(value):
-            raise TypeError(f"{signature.function}: {scalar.name} must be a number, not "
-                            f"{type(value).__name__}")
-        if scalar.above is not None and not value > scalar.above:
-            raise ValueError(f"{signature.function}: {scalar.name} = {value!r} must be greater "
-                             f"than {scalar.above:g}")
-
-
-def _is_number(value: object) -> bool:
-    """Whether a launch can convert a value to float32: a number, or a tensor of one element."""
-    if isinstance(value, str | bytes):  # which `float` would parse
-        return False
-    try:
-        float(value)  # type: ignore[arg-type]  # that is the question
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    return True
 
 
 def _strides(
