@@ -28,22 +28,34 @@ def check_tensors(signature: PassSignature, tensors: Sequence[object]) -> None:
     for argument, tensor in zip(signature.inputs, tensors, strict=True):
         if tensor is None and argument.dtype in optional:
             continue
-        name = f"{signature.function}: {argument.name}"
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}\n"
-                            f"  next: {_instead(argument, tensor, argument.dtype in optional)}")
-        if tensor.is_nested:
             raise TypeError(
-                f"{name} is a nested tensor, which kernels cannot read\n"
-                f"  next: pass {argument.name}.to_padded_tensor(0.0)"
-                + (f", or one row of packed sequences with {signature.packing.offsets}"
-                   if signature.packing is not None else ""))
-        if tensor.layout is not torch.strided:
-            raise TypeError(f"{name} has the layout {tensor.layout}; kernels read strided tensors\n"
-                            f"  next: pass {argument.name}.to_dense()")
-        if tensor.is_quantized:
-            raise TypeError(f"{name} is quantised (dtype {tensor.dtype}), which kernels cannot "
-                            f"read\n  next: pass {argument.name}.dequantize()")
+                f"{signature.function}: {argument.name} must be a tensor, not "
+                f"{type(tensor).__name__}\n"
+                f"  next: {_instead(argument, tensor, argument.dtype in optional)}")
+        check_strided(signature.function, argument.name, tensor)
+
+
+def check_strided(function: str, name: str, tensor: Tensor) -> None:
+    """Check that a tensor is strided memory of numbers.
+
+    Args:
+        function: What was called; for the error.
+        name: The argument; for the error.
+        tensor: Its value.
+    Raises:
+        TypeError: If it is not.
+    """
+    if tensor.is_nested:
+        raise TypeError(f"{function}: {name} is a nested tensor, which kernels cannot read\n"
+                        f"  next: pass {name}.to_padded_tensor(0.0), or packed sequences with "
+                        "cu_seqlens, if the operator has it")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{function}: {name} has the layout {tensor.layout}; kernels read strided "
+                        f"tensors\n  next: pass {name}.to_dense()")
+    if tensor.is_quantized:
+        raise TypeError(f"{function}: {name} is quantised (dtype {tensor.dtype}), which kernels "
+                        f"cannot read\n  next: pass {name}.dequantize()")
 
 
 def _instead(argument: Argument, given: object, optional: bool) -> str:
@@ -62,19 +74,24 @@ def check_memory(signature: PassSignature, tensors: Sequence[Tensor | None]) -> 
         ValueError: If one has not.
     """
     for argument, tensor in zip(signature.inputs, tensors, strict=True):
-        if tensor is None or not tensor.numel():
-            continue
-        last = sum((extent - 1) * step
-                   for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
-        wanted = (tensor.storage_offset() + last + 1) * tensor.element_size()
-        found = tensor.untyped_storage().nbytes()
-        if found < wanted:
-            raise ValueError(
-                f"{signature.function}: {argument.name} has shape {tuple(tensor.shape)}, but its "
-                f"storage has {found} of {wanted} bytes: it was freed or resized\n  next: call "
-                "inside the module that gathers its sharded parameters, or pass a tensor with "
-                "memory of its own"
-            )
+        if tensor is not None:
+            check_storage(signature.function, argument.name, tensor)
+
+
+def check_storage(function: str, name: str, tensor: Tensor) -> None:
+    """Check the storage of one tensor; see `check_memory`."""
+    if not tensor.numel() or tensor.device.type == "meta":
+        return
+    last = sum((extent - 1) * step
+               for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+    wanted = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    found = tensor.untyped_storage().nbytes()
+    if found < wanted:
+        raise ValueError(
+            f"{function}: {name} has shape {tuple(tensor.shape)}, but its storage has {found} of "
+            f"{wanted} bytes: it was freed or resized\n  next: call inside the module that gathers "
+            "its sharded parameters, or pass a tensor with memory of its own"
+        )
 
 
 def check_scalars(signature: PassSignature, scalars: Sequence[object]) -> None:
@@ -116,16 +133,21 @@ def _shown(value: object) -> str:
     return f"{type(value).__name__} {' '.join(reprlib.repr(value).split())}"
 
 
-def check_options(signature: PassSignature, flags: Sequence[object]) -> None:
-    """Check the choice of each option.
+def check_flags(signature: PassSignature, flags: Sequence[object]) -> None:
+    """Check the choice of each flag and option.
 
     Args:
         signature: The declared arguments.
         flags: The choice of each of the signature's `flags`, then of each option.
     Raises:
-        TypeError: If a choice is no text.
+        TypeError: If the choice of a flag is no truth value, or that of an option no text.
         ValueError: If it is not allowed.
     """
+    for field, wanted in zip(signature.flags, flags, strict=False):
+        # The keyword is `return_<tensor>`, or `allow_<dtype>`; both name the field.
+        if not isinstance(wanted, bool | int):
+            raise TypeError(f"{signature.function}: the keyword for {field} must be True or False, "
+                            f"not {_shown(wanted)}")
     for option, choice in zip(signature.options, flags[len(signature.flags):], strict=True):
         if not isinstance(choice, str) or choice not in option.allowed:
             error = ValueError if isinstance(choice, str) else TypeError
@@ -153,7 +175,7 @@ def check_kinds(
     try:
         check_tensors(signature, tensors)
         check_scalars(signature, scalars)
-        check_options(signature, flags)
+        check_flags(signature, flags)
     except (TypeError, ValueError) as found:
         raise found from None
     for argument, tensor in zip(signature.inputs, tensors, strict=True):

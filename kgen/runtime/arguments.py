@@ -103,9 +103,15 @@ def has_own_values(tensor: Tensor) -> bool:
     return not (tensor.is_neg() or tensor._is_zerotensor())
 
 
-def complete_dtypes(signature: PassSignature, given: dict[str, str]) -> dict[str, str]:
+def complete_dtypes(
+    signature: PassSignature, given: dict[str, str], carriers: dict[str, str] | None = None
+) -> dict[str, str]:
     """Fill in default dtypes and options, and check that each is allowed.
 
+    Args:
+        signature: The declared arguments.
+        given: Dtype field or option -> its choice.
+        carriers: Dtype field -> the tensor that has it; for errors.
     Raises:
         TypeError: If a dtype is missing or not allowed.
         ValueError: If an option's choice is not allowed.
@@ -118,8 +124,10 @@ def complete_dtypes(signature: PassSignature, given: dict[str, str]) -> dict[str
         if value not in allowed:
             got = "is missing" if value is None else f"= {value} is not supported"
             error = ValueError if isinstance(field, Option) else TypeError
+            carrier = (carriers or {}).get(field.name)
             raise error(f"{signature.function}: {field.name} {got}\n"
-                        f"  allowed here: {', '.join(allowed)}")
+                        f"  allowed here: {', '.join(allowed)}"
+                        + (f"\n  next: pass {carrier} in an allowed dtype" if carrier else ""))
         chosen[field.name] = value
     return chosen
 
@@ -275,6 +283,7 @@ def _dtypes(
         for option, choice in zip(signature.options, flags[count:], strict=True)
     }
     rounded: list[DTypeField] = []
+    carriers: dict[str, str] = {}
     for name_, wanted_ in zip(signature.flags, flags[:count], strict=True):
         field = next(f for f in signature.dtypes if f.name == name_)
         if ABSENT in field.allowed:
@@ -294,9 +303,15 @@ def _dtypes(
             raise TypeError(f"{signature.function}: {argument.name} has dtype {tensor.dtype}; "
                             f"supported: {', '.join(wanted)}")
         if not fixed and given.setdefault(argument.dtype, name) != name:
-            raise TypeError(f"{signature.function}: {argument.name} is {name}, but another tensor "
-                            f"of the same {argument.dtype} is {given[argument.dtype]}")
-    plain = complete_dtypes(signature, given)
+            other = carriers.get(argument.dtype)
+            if other is None:
+                raise ValueError(f"{signature.function}: {argument.name} is given, but another "
+                                 f"tensor of the same {argument.dtype} is None; pass both or none")
+            raise TypeError(f"{signature.function}: {argument.name} is {name}, but {other} is "
+                            f"{given[argument.dtype]}; they must have one dtype\n  next: pass "
+                            f"{argument.name}.to({other}.dtype), or call under torch.autocast")
+        carriers.setdefault(argument.dtype, argument.name)
+    plain = complete_dtypes(signature, given, carriers)
     for field in rounded:  # no effect with dtypes that are not rounded
         given[field.name] = next((n for n in _allowed(field, plain) if n in ROUNDS),
                                  plain[field.name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import reprlib
 from collections.abc import Mapping
 from importlib.util import find_spec
 
@@ -49,9 +50,16 @@ def explain(
     if isinstance(gpu, Gpu):
         return chosen.explain(dims, dtypes, gpu)
     tuned = {known.name: known for known in chosen.tables.gpus()}
-    if gpu not in tuned:
-        raise ValueError(f"{operator} was not tuned for '{gpu}'\n"
-                         f"  known: {', '.join(tuned) or 'none'}")
+    if not isinstance(gpu, str) or gpu not in tuned:
+        from difflib import get_close_matches  # only a mistake needs it
+
+        near = get_close_matches(str(gpu).lower(), tuned, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"explain: gpu = {reprlib.repr(gpu)} is no name of a GPU that {operator} was tuned "
+            f"for\n  {hint}known: {', '.join(tuned) or 'none'}\n  next: pass one of these names, "
+            f"a Gpu, or device=; `kgen tune --op {operator}` on another GPU adds it"
+        )
     return chosen.explain(dims, dtypes, tuned[gpu])
 
 
@@ -59,7 +67,12 @@ def placed(device: str | torch.device | None) -> torch.device:
     """Return a device with its index; None: the current CUDA device, else the CPU."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = torch.device(device)
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError) as problem:
+        why = str(problem).partition("\n")[0]
+        raise ValueError(f"explain: device = {reprlib.repr(device)} is no device: {why}\n"
+                         "  next: pass device=\"cuda\" or device=\"cpu\"") from None
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"explain: device = {str(device)!r}, but PyTorch sees no CUDA device\n"
                          "  next: pass gpu=, the name of a GPU that the operator was tuned for")
