@@ -115,7 +115,9 @@ def check_scalars(signature: PassSignature, scalars: Sequence[object]) -> None:
 def _is_number(value: object) -> bool:
     """Whether a launch can convert a value to float32: a number, or a tensor of one element."""
     if isinstance(value, Tensor):  # converting it would wait for its GPU
-        return value.numel() == 1 and not value.is_complex() and value.device.type != "meta"
+        mapped: bool = torch._C._functorch.is_batchedtensor(value)
+        return not mapped and value.numel() == 1 and not value.is_complex() and (
+            value.device.type != "meta")
     if isinstance(value, str | bytes | bytearray):  # which `float` would parse
         return False
     try:
@@ -126,6 +128,8 @@ def _is_number(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value):
+        return "a tensor that vmap maps"
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}, {value.dtype}, on {value.device}"
     if isinstance(value, int | float):
@@ -170,6 +174,11 @@ def check_kinds(
     Raises:
         TypeError, ValueError: If an argument is of a wrong kind.
     """
+    if torch._C._get_tracing_state() is not None:
+        raise RuntimeError(
+            f"{signature.function}: torch.jit.trace cannot record a call of it\n"
+            "  next: use torch.export.export or torch.compile"
+        ) from error
     if str(error).startswith(f"{signature.function}:"):
         return
     try:

@@ -241,9 +241,12 @@ def _device_name(device: torch.device) -> str:
 
 def _check_writable(file: Path) -> None:
     """Raises: OSError."""
-    if file.is_dir():
+    try:
+        is_folder, existed = file.is_dir(), file.exists()
+    except OSError as problem:
+        raise _not_written(file, problem, "give it another name") from None
+    if is_folder:
         raise IsADirectoryError(f"capture: {file} is a folder\n  next: name a file in it")
-    existed = file.exists()
     if existed and not file.is_file():  # replacing it would take the device from everybody
         raise FileExistsError(f"capture: {file} is a device or a pipe\n  next: name a file")
     try:

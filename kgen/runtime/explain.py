@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
 import torch
@@ -51,16 +51,20 @@ def explain(
         return chosen.explain(dims, dtypes, gpu)
     tuned = {known.name: known for known in chosen.tables.gpus()}
     if not isinstance(gpu, str) or gpu not in tuned:
-        from difflib import get_close_matches  # only a mistake needs it
-
-        near = get_close_matches(str(gpu).lower(), tuned, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(
             f"explain: gpu = {reprlib.repr(gpu)} is no name of a GPU that {operator} was tuned "
-            f"for\n  {hint}known: {', '.join(tuned) or 'none'}\n  next: pass one of these names, "
-            f"a Gpu, or device=; `kgen tune --op {operator}` on another GPU adds it"
+            f"for\n  {_meant(str(gpu), tuned)}known: {', '.join(tuned) or 'none'}\n"
+            "  next: pass one of these names, a Gpu, or device=; "
+            f"`kgen tune --op {operator}` on another GPU adds it"
         )
     return chosen.explain(dims, dtypes, tuned[gpu])
+
+
+def _meant(given: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches  # only a mistake needs it
+
+    near = get_close_matches(given.lower(), list(known), n=1)
+    return f"did you mean '{near[0]}'? " if near else ""
 
 
 def placed(device: str | torch.device | None) -> torch.device:
@@ -97,10 +101,12 @@ def parsed(
               if isinstance(value, Dispatcher)} if package is not None else {}
     if not passes:
         operators = dict.fromkeys(dispatcher.tables.operator for dispatcher in DISPATCHERS)
-        raise ValueError(f"{library} has no operator '{operator}'\n  known: {', '.join(operators)}")
+        raise ValueError(f"{library} has no operator '{operator}'\n"
+                         f"  {_meant(str(operator), operators)}known: {', '.join(operators)}")
     chosen = passes.get(pass_name)
     if chosen is None:
-        raise ValueError(f"{operator} has no pass '{pass_name}'\n  known: {', '.join(passes)}")
+        raise ValueError(f"{operator} has no pass '{pass_name}'\n"
+                         f"  {_meant(str(pass_name), passes)}known: {', '.join(passes)}")
     fields = {field.name for field in chosen.signature.choices}
     least = {dim.name: dim.smallest for dim in chosen.signature.dims}
     dims: dict[str, int] = {}
@@ -117,7 +123,8 @@ def parsed(
             raise ValueError(
                 f"{operator}: {key} = {value!r} is neither a dtype nor an extent >= "
                 f"{least.get(key, 0)} of 64 bits\n"
-                f"  dims: {', '.join(dim.name for dim in chosen.signature.dims)}; "
+                f"  {'' if key in least else _meant(key, [*least, *fields])}"
+                f"dims: {', '.join(dim.name for dim in chosen.signature.dims)}; "
                 f"dtypes and options: {', '.join(sorted(fields))}"
             )
     return chosen, dims, dtypes
