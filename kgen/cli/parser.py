@@ -73,10 +73,11 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, with what was meant, and exit with code 2."""
+        options = {name.lstrip("-"): name for name in self._option_string_actions}
         hints = [
-            f"did you mean {near[0]} instead of {shortened(name)}?"
+            f"did you mean {options[near[0]]} instead of {shortened(name)}?"
             for name in self._unknown()
-            if (near := get_close_matches(name.lower(), self._option_string_actions, n=1))
+            if (near := get_close_matches(name.lstrip("-").lower(), options, n=1))
         ]
         if choice := _INVALID_CHOICE.search(message):
             known = {name.lower(): name for name in re.findall(r"[\w-]+", choice[2])}

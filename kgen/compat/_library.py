@@ -51,6 +51,8 @@ def _name_mistake(
             than the others, or its memory was freed.
     """
     name = function.__qualname__
+    if str(problem).startswith(f"{name}:"):  # the adapter's own error
+        return
     try:
         signature = inspect.signature(function)
         given = signature.bind(*args, **kwargs).arguments

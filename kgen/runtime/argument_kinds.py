@@ -159,6 +159,19 @@ def check_flags(signature: PassSignature, flags: Sequence[object]) -> None:
                         f"supported\n  allowed here: {', '.join(option.allowed)}")
 
 
+def refuse_traces(signature: PassSignature) -> None:
+    """Refuse a call while `torch.jit.trace` records, which would not record it.
+
+    Raises:
+        NotImplementedError: If it does.
+    """
+    if torch._C._get_tracing_state() is not None:
+        raise NotImplementedError(
+            f"{signature.function}: torch.jit.trace cannot record it\n"
+            "  next: use torch.export.export or torch.compile"
+        )
+
+
 def check_kinds(
     error: Exception, signature: PassSignature, tensors: Sequence[object],
     scalars: Sequence[object], flags: Sequence[object],
@@ -174,11 +187,6 @@ def check_kinds(
     Raises:
         TypeError, ValueError: If an argument is of a wrong kind.
     """
-    if torch._C._get_tracing_state() is not None:
-        raise RuntimeError(
-            f"{signature.function}: torch.jit.trace cannot record a call of it\n"
-            "  next: use torch.export.export or torch.compile"
-        ) from error
     if str(error).startswith(f"{signature.function}:"):
         return
     try:

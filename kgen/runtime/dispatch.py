@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .allocation import allocated, allocator
-from .argument_kinds import WRONG_KIND, check_kinds, check_memory, check_tensors
+from .argument_kinds import WRONG_KIND, check_kinds, check_memory, check_tensors, refuse_traces
 from .arguments import (
     bind_arguments,
     complete_dtypes,
@@ -163,6 +163,7 @@ class Dispatcher:
             TypeError, ValueError: If the arguments do not match the signature.
             DispatchError: If the library has no kernel for the device.
         """
+        refuse_traces(self.signature)
         if isinstance(tensors[0], Tensor) and tensors[0].device.type == "meta":
             if not any_autocast():  # which would cast first
                 bind_arguments(self.signature, tensors, scalars, flags)

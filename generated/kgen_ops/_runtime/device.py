@@ -177,7 +177,12 @@ def _host_module(root: Path, source: Path, text: bytes | None) -> Path:
     from . import host
     from .cache import Cache
 
-    cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    asked = os.environ.get("CXX")
+    cxx = shutil.which(asked) if asked else shutil.which("g++") or shutil.which("clang++")
+    if asked and not cxx:
+        raise RuntimeError(f"CPU kernels need a C++17 compiler, and CXX={asked} names no program "
+                           "on PATH\n  next: unset CXX, or set it to g++ or clang++, without "
+                           "options")
     if not cxx:
         raise RuntimeError("CPU kernels need a C++17 compiler, and there is neither g++ nor "
                            "clang++ on PATH\n  next: install g++, or set CXX")
@@ -212,7 +217,13 @@ def headers_digest(root: Path) -> str:
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as problem:
+        raise RuntimeError(f"{command[0]} cannot be run: {problem.strerror}\n  next: unset CXX, or "
+                           "set it to g++ or clang++") from None
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
+        said = f"\n{done.stderr.strip()}" if done.stderr.strip() else ""
+        raise RuntimeError(f"{' '.join(command)} failed: exit status {done.returncode}{said}\n"
+                           "  next: set CXX to a C++17 compiler that works")
     return done.stdout
