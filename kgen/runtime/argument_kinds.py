@@ -103,7 +103,7 @@ def check_scalars(signature: PassSignature, scalars: Sequence[object]) -> None:
     """
     for scalar, value in zip(signature.scalars, scalars, strict=True):
         if not _is_number(value):
-            raise TypeError(f"{signature.function}: {scalar.name} must be a real number, not "
+            raise TypeError(f"{signature.function}: {scalar.name} must be a number, not "
                             f"{_shown(value)}\n  next: pass a float, such as {scalar.name}="
                             f"{scalar.default:g}, the default")
         if scalar.above is not None and not value > scalar.above:  # type: ignore[operator]

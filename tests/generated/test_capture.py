@@ -121,15 +121,20 @@ def test_bad_arguments_are_refused_before_the_block(kgen_ops: ModuleType, tmp_pa
         pass
 
 
+def _call_and_remove(kgen_ops: ModuleType, x: torch.Tensor, folder: Path) -> None:
+    kgen_ops.rmsnorm(x)
+    folder.rmdir()
+
+
 def test_calls_remain_where_the_file_cannot_be_written(
     kgen_ops: ModuleType, tmp_path: Path
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
+    x = torch.randn(2, 16)
     with (pytest.raises(FileNotFoundError, match=r"next: .*; the capture still has the calls"),
           kgen_ops.capture(folder / "calls.yaml") as seen):
-        kgen_ops.rmsnorm(torch.randn(2, 16), torch.randn(16))
-        folder.rmdir()
+        _call_and_remove(kgen_ops, x, folder)
     assert [call.calls for call in seen.calls] == [1]
 
 
