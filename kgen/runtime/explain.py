@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import reprlib
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from importlib.util import find_spec
 
 import torch
@@ -61,8 +62,6 @@ def explain(
 
 
 def _meant(given: str, known: Iterable[str]) -> str:
-    from difflib import get_close_matches  # only a mistake needs it
-
     near = get_close_matches(given.lower(), list(known), n=1)
     return f"did you mean '{near[0]}'? " if near else ""
 
