@@ -198,7 +198,7 @@ def _host_module(root: Path, source: Path, text: bytes | None) -> Path:
         runtime = Path(folder, "runtime.o")
         content = cache.get(common, ".o")
         if content is None:
-            _run(host.compile_runtime_command(cxx, include, runtime))
+            _run(host.compile_runtime_command(cxx, include, runtime), runtime)
             cache.put(common, ".o", runtime.read_bytes())
         else:
             runtime.write_bytes(content)
@@ -206,7 +206,7 @@ def _host_module(root: Path, source: Path, text: bytes | None) -> Path:
         if text is not None:
             source = Path(folder, source.name)
             source.write_bytes(text)
-        _run(host.compile_module_command(cxx, source, include, runtime, built))
+        _run(host.compile_module_command(cxx, source, include, runtime, built), built)
         return cache.put(key, ".so", built.read_bytes())
 
 
@@ -216,12 +216,15 @@ def headers_digest(root: Path) -> str:
                            for name in listed_files(root / "_include"))
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], output: Path | None = None) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as problem:
         raise RuntimeError(f"{command[0]} cannot be run: {problem.strerror}\n  next: unset CXX, or "
                            "set it to g++ or clang++") from None
+    if done.returncode == 0 and output is not None and not output.is_file():
+        raise RuntimeError(f"{command[0]} wrote no {output.name}, and reported no error\n"
+                           "  next: set CXX to a C++17 compiler that works")
     if done.returncode != 0:
         said = f"\n{done.stderr.strip()}" if done.stderr.strip() else ""
         raise RuntimeError(f"{' '.join(command)} failed: exit status {done.returncode}{said}\n"

@@ -6,6 +6,7 @@ None of them may reach a kernel, and no call that is right pays for the checks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -86,7 +87,8 @@ def test_dtypes_and_flags_name_the_tensor_and_the_next_step(kgen_ops: ModuleType
         kgen_ops.wkv6(x, x.bfloat16(), x, -x.abs(), u)
     with pytest.raises(TypeError, match=r"u_dtype = int32.*\n.*\n  next: pass u in an allowed"):
         kgen_ops.wkv6(x, x, x, -x.abs(), u.int())
-    for wrong in ([], {}, torch.ones(2)):
+    wrongs: tuple[object, ...] = ([], {}, torch.ones(2))
+    for wrong in wrongs:
         with pytest.raises(TypeError, match=r"final_state.* must be True or False, not "):
             kgen_ops.wkv6(x, x, x, -x.abs(), u, return_final_state=wrong)
     with pytest.raises(TypeError, match=r"decay_form = \[\] is not supported\n  allowed here: log"):
@@ -127,19 +129,34 @@ def test_a_trace_is_refused(kgen_ops: ModuleType, calls: int) -> None:
     for _ in range(calls):
         kgen_ops.rmsnorm(x)
     with pytest.raises(NotImplementedError, match=r"torch.jit.trace cannot.*\n  next: use torch"):
-        torch.jit.trace(kgen_ops.rmsnorm, (x,))
+        torch.jit.trace(kgen_ops.rmsnorm, (x,))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(("value", "said"), [
+    ("nosuch", r"CXX=nosuch names no program on PATH\n  next: unset CXX"),
+    ("false", r"failed: exit status 1\n  next: set CXX"),
+    ("true", r"wrote no runtime.o, and reported no error\n  next: set CXX"),
+])
+def test_a_compiler_that_is_none(
+    kgen_ops: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str, said: str
+) -> None:
+    monkeypatch.setenv("CXX", value)
+    monkeypatch.setenv("KGEN_CACHE_DIR", str(tmp_path))
+    with pytest.raises(RuntimeError, match=said):
+        kgen_ops.timex(torch.randn(3, 7), torch.randn(2, 3, 7))
 
 
 def test_explain_suggests_names(kgen_ops: ModuleType) -> None:
     problem: dict[str, Any] = {"M": 2, "N": N, "dtype": "fp32"}
-    for operator, more, said in [
+    mistakes: list[tuple[str, dict[str, Any], str]] = [
         ("rmsnorm", {"gpu": "hots"}, "gpu = 'hots' is no name of a GPU .*\n  did you mean 'host'"),
         ("rmsnorm", {"gpu": 5}, "gpu = 5 is no name"),
         ("rmsnorm", {"device": "cdua"}, "device = 'cdua' is no device: .*\n  next: pass device="),
         ("rmsnorm", {"pass_name": "bakward"}, "did you mean 'backward'"),
         ("rmsnorm", {"w_dtpye": "fp32"}, "did you mean 'w_dtype'"),
         ("RMSNorm", {}, "did you mean 'rmsnorm'"),
-    ]:
+    ]
+    for operator, more, said in mistakes:
         with pytest.raises(ValueError, match=said):
             kgen_ops.explain(operator, **problem, **more)
 
@@ -177,7 +194,7 @@ def test_modules_name_extents_and_tensors(kgen_ops: ModuleType) -> None:
     import importlib
 
     nn = importlib.import_module(f"{kgen_ops.__name__}.nn")
-    for make, error, said in [
+    extents: list[tuple[Callable[[], object], type[Exception], str]] = [
         (lambda: nn.RMSNorm("16"), TypeError, "RMSNorm: normalized_shape = '16' is no whole"),
         (lambda: nn.RMSNorm(None), TypeError, "normalized_shape = None is no whole"),
         (lambda: nn.RMSNorm(-1), ValueError, "normalized_shape = -1 is no extent"),
@@ -185,7 +202,8 @@ def test_modules_name_extents_and_tensors(kgen_ops: ModuleType) -> None:
         (lambda: nn.Wkv4(8, "a", 2), ValueError, "layer = 'a'"),
         (lambda: nn.Timex(0, 4), ValueError, "Timex: channels = 0 is no extent"),
         (lambda: nn.LinearAttention(10**30, 2), ValueError, "embed_dim = .* is no extent"),
-    ]:
+    ]
+    for make, error, said in extents:
         with pytest.raises(error, match=f"{said}.*\n  next: |{said}"):
             make()
     x, layer = torch.randn(1, 4, 32), nn.Wkv6(2, N)
