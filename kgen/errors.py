@@ -117,8 +117,26 @@ def suggest(value: str, known: Iterable[str]) -> str:
 
 
 def why_unreadable(problem: OSError | ValueError) -> str:
-    """Why a file cannot be read, without its path, which the message names already."""
-    return (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
+    """Why a file cannot be read, and the next step, without its path, which the message names."""
+    if isinstance(problem, FileNotFoundError):
+        step = "check the path: it counts from the current folder"
+    elif isinstance(problem, IsADirectoryError):
+        step = "name a file, not a folder"
+    elif isinstance(problem, PermissionError):
+        step = "make the file readable (chmod u+r)"
+    elif isinstance(problem, UnicodeError):
+        step = "name a text file in UTF-8"
+    else:
+        step = "check the path and the disk"
+    why = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
+    return f"{why}\n  next: {step}"
+
+
+def with_next_step(error: UserError, step: str) -> UserError:
+    """Return an error whose text ends with the next step, if it names none yet."""
+    text = str(error)
+    return error if "next: " in text or "--path" in text else type(error)(
+        f"{text}\n  next: {step}")
 
 
 def shortened(value: str, most: int = 60) -> str:

@@ -128,7 +128,8 @@ class HostCompiler(CachingCompiler):
                 done = self._ninja.run([command], Path(name), 1, _RUNTIME_LIMITS)[0]
                 if done.error:
                     raise ToolchainError(f"the host layer does not compile with {self._cxx}: "
-                                         f"{done.error}\n{done.log}")
+                                         f"{done.error}\n{done.log}".rstrip()
+                                         + f"\n  next: {_set_cxx()}")
                 content = Path(name, "runtime.o").read_bytes()
             try:
                 self.cache.put(key, ".o", content)
@@ -147,9 +148,21 @@ def find_cxx() -> str:
     for name in [asked] if asked else ["g++", "clang++"]:
         if found := shutil.which(name):
             return found
+    if asked:
+        options = len(asked.split()) > 1 and shutil.which(asked.split()[0]) is not None
+        raise ToolchainError(
+            f"no C++ compiler: CXX={asked} names no program on PATH\n  next: "
+            + (f"set CXX={asked.split()[0]}, without options" if options else
+               "unset CXX, or set it to g++ or clang++, or to the path of one"))
     raise ToolchainError(
-        f"no C++ compiler: {f'CXX={asked}' if asked else 'neither g++ nor clang++'} is on PATH\n"
+        "no C++ compiler: neither g++ nor clang++ is on PATH\n"
         "  next: install g++ (Debian, Ubuntu: apt-get install g++), or set CXX to a program")
+
+
+def _set_cxx() -> str:
+    """What to do about a compiler that does not work."""
+    return ("unset CXX, or set it to g++ or clang++" if os.environ.get("CXX")
+            else "install it again, or set CXX to another compiler")
 
 
 @lru_cache
@@ -166,10 +179,17 @@ def _pattern_flags(cxx: str) -> tuple[str, ...]:
 
 
 def _version(cxx: str) -> str:
-    done = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False)
+    command = f"{'CXX=' if os.environ.get('CXX') else ''}{cxx}: `{cxx} --version`"
+    try:
+        done = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False,
+                              errors="replace", stdin=subprocess.DEVNULL, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else "does not end"
+        raise ToolchainError(f"{command}: {why}\n  next: {_set_cxx()}") from None
     if done.returncode != 0 or not done.stdout.strip():
-        raise ToolchainError(f"{cxx} --version: exit status {done.returncode}\n"
-                             f"{done.stderr.strip()}")
+        said = f"\n{done.stderr.strip()}" if done.stderr.strip() else ""
+        raise ToolchainError(f"{command}: exit status {done.returncode}, and no version{said}\n"
+                             f"  next: {_set_cxx()}")
     return done.stdout.splitlines()[0].strip()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kgen.catalogue.catalogue import Catalogue
 from kgen.catalogue.yaml_tree import Tree, read_yaml
-from kgen.errors import CapturedCallsError, CatalogueError, ProblemError
+from kgen.errors import CapturedCallsError, CatalogueError, ProblemError, with_next_step
 from kgen.model.captured import CapturedCall, CapturedCalls
 from kgen.model.problem import parse_problem
 
@@ -26,6 +26,14 @@ def load_captured_calls(file: Path, catalogue: Catalogue) -> CapturedCalls:
         CapturedCallsError: If it cannot be read, has another format, names an operator, pass or
             problem that is not known here, or holds no call; the text has file and line.
     """
+    try:
+        return _load(file, catalogue)
+    except CapturedCallsError as error:
+        raise with_next_step(error, "mend the file there, or write the file again with `with "
+                             "kgen_ops.capture(FILE):`") from None
+
+
+def _load(file: Path, catalogue: Catalogue) -> CapturedCalls:
     tree = read_yaml(file, CapturedCallsError)
     entries = tree.mapping()
     if "format" not in entries:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kgen.catalogue.catalogue import Catalogue
 from kgen.catalogue.yaml_tree import Tree, read_yaml
-from kgen.errors import CatalogueError, PopulationError, ProblemError, suggest
+from kgen.errors import CatalogueError, PopulationError, ProblemError, suggest, with_next_step
 from kgen.model.population import Population, PopulationProblem, PublishedModel
 from kgen.model.problem import MOST_DIGITS, Problem, parse_problem, read_extent
 from kgen.model.signature import Signature
@@ -74,6 +74,14 @@ def _files(catalogue: Catalogue) -> dict[str, tuple[Path, bool]]:
 
 
 def _load(file: Path, catalogue: Catalogue, shown_as: str = "") -> Population:
+    try:
+        return _loaded(file, catalogue, shown_as)
+    except PopulationError as error:
+        raise with_next_step(
+            error, "mend the file there; docs/search-spaces.md has the format") from None
+
+
+def _loaded(file: Path, catalogue: Catalogue, shown_as: str) -> Population:
     tree = read_yaml(file, PopulationError, shown_as)
     entries = tree.fields(["doc", "models", "calls"])
     lists = {name: _model_list(tree) for name, tree in entries["models"].mapping().items()}

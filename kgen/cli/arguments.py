@@ -234,7 +234,8 @@ def population_problems(
     if not found:
         raise ProblemError(
             f"'{population.name}' has no problems of {operator.name} "
-            f"{' and '.join(passes)}\n  it has: {print_counts(population)}"
+            f"{' and '.join(passes)}\n  it has: {print_counts(population)}\n  next: choose --op "
+            "and --pass among these"
         )
     return found
 

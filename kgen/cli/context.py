@@ -116,7 +116,8 @@ def asked_operators(options: argparse.Namespace, catalogue: Catalogue) -> tuple[
     ]
     if not chosen:
         raise ProblemError(f"'{population.name}' has no {options.pass_name} problems\n"
-                           f"  it has: {print_counts(population)}")
+                           f"  it has: {print_counts(population)}\n  next: leave out --pass, or "
+                           "capture a step that calls backward()")
     return tuple(chosen)
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
 
 from kgen import __version__
 from kgen.cli import library_options as library
 from kgen.cli import tuning_options as tuning
 from kgen.cli.arguments import add_path, given_text
 from kgen.cli.examples import EXAMPLES, FIRST, description, epilog
+from kgen.errors import shortened
 
 # command, a line about it, and what adds its options; in the order of `kgen --help`
 _COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
@@ -40,9 +45,67 @@ _COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest option, command or choice where one is not known."""
+
+    _given: Sequence[str] = ()
+
+    # `Any`: argparse declares three overloads of each
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See argparse; the commands' parsers are called by this method, too."""
+        self._given = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See argparse; the error comes from the command's parser, which knows its options."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            self._parsers.get(found.command, self).error(
+                f"unrecognized arguments: {' '.join(map(shortened, rest))}")
+        return found
+
+    @property
+    def _parsers(self) -> dict[str | None, argparse.ArgumentParser]:
+        """The commands' parsers."""
+        return {name: parser for action in self._actions
+                if isinstance(action, argparse._SubParsersAction)
+                for name, parser in action.choices.items()}
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, with what was meant, and exit with code 2."""
+        options = {name.lstrip("-"): name for name in self._option_string_actions}
+        hints = [
+            f"did you mean {options[near[0]]} instead of {shortened(name)}?"
+            for name in self._unknown()
+            if (near := get_close_matches(name.lstrip("-").lower(), options, n=1))
+        ]
+        if choice := _INVALID_CHOICE.search(message):
+            known = {name.lower(): name for name in re.findall(r"[\w-]+", choice[2])}
+            near = get_close_matches(choice[1].lower(), known, n=1)
+            hints += [f"did you mean {known[name]}?" for name in near]
+        hints.append(f"next: {self.prog} --help lists what there is")
+        super().error("\n  ".join([message, *hints]))
+
+    def _unknown(self) -> list[str]:
+        """The options on the command line that this parser does not know."""
+        commands = self._parsers
+        found = []
+        for text in self._given:
+            if text == "--" or (commands and not text.startswith("-")):
+                break  # the command's own parser reads the rest
+            name = text.partition("=")[0]
+            if name.startswith("--") and not any(
+                    known.startswith(name) for known in self._option_string_actions):
+                found.append(name)
+        return list(dict.fromkeys(found))
+
+
+_INVALID_CHOICE = re.compile(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", re.DOTALL)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="kgen",
         description="Autotune CUDA kernels per GPU and shape; verified before they are timed.",
         epilog=epilog(FIRST),

@@ -47,7 +47,8 @@ def _print_one(
     ]
     if not wanted:
         raise ProblemError(f"population '{population.name}' has no such problems\n"
-                           f"  it has: {print_counts(population)}")
+                           f"  it has: {print_counts(population)}\n"
+                           "  next: choose --op and --pass among these")
     print(f"{population.name}: {population.doc}")
     called = {name for entry in wanted for name in entry.models}
     models = [model for model in population.models if model.name in called]

@@ -6,6 +6,7 @@ the state, [B, H, V, K]. As the published functions these have no gradients.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ._library import names_mistakes, operator_of
@@ -71,6 +72,11 @@ def _decode(
     if tuple(state.shape[-3:]) != (count, size, size) or state.numel() != batch * features * size:
         raise ValueError(f"{caller}: state has shape {tuple(state.shape)}; want "
                          f"{(batch, count, size, size)}, as B, C and H say")
+    if y.device != rows[0].device or y.layout is not torch.strided or not y.is_floating_point():
+        # Checked before the state is updated: an error of `copy_` would come too late.
+        raise ValueError(f"{caller}: y is a {y.dtype} tensor of layout {y.layout} on {y.device}, "
+                         f"and the call writes into it\n  next: pass "
+                         f"torch.empty_like(r), on {rows[0].device}")
     pool = state if state.ndim == 4 else state.unsqueeze(0)
     r, w, k, v, a, b = (heads(_batched(x), count) for x in rows)
     made = _OPERATOR(r, w, k, v, a, b, pool.mT, decay_form=decay_form)

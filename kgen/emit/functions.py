@@ -63,8 +63,11 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
     made = results(function, passed, optional)
     several = any(r.name for r in made)
     opening, key, closing = chosen(made, f"_results_{passed.name}", absent_arguments(optional))
-    named = (fold(f"return {opening}", key, f"{closing}(*made)", 8) if several
-             else "return made[0]")
+
+    def named(indent: int) -> str:
+        return (fold(f"return {opening}", key, f"{closing}(*made)", indent) if several
+                else "return made[0]")
+
     imports = {plain[t in optional.inputs] for t in tensors}
     imports |= {"only"} if several and not all(r.name for r in made) else set()
     imports |= {"present"} if len(optional.outputs) > 1 else set()
@@ -85,24 +88,25 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         "fake_head": fold(f"def _fake_{function}(", head, f") -> {optional.result}:"),
         "doc": function_docstring(operator, passed, optional),
         "through_dispatcher": (
-            f"{fold(f'made = {dispatcher}', names, ')', 8)}\n        {named}" if several
+            f"{fold(f'made = {dispatcher}', names, ')', 8)}\n        {named(8)}" if several
             else fold(f"return {dispatcher}", names, ")", 8)
         ),
         "results": [r for r in made if several],
         "optional_outputs": list(optional.outputs),
-        "given": fold("(", given, ",)" if len(given) == 1 else ")", 4),
+        "given": fold("(", given, ",)" if len(given) == 1 else ")", 8),
         "bounds": " and ".join(bounds),
-        "fast_path": fold("fast_path(", [*tensors, *scalars], ")", 8),
+        "fast_path": fold("fast_path(", [*tensors, *scalars], ")", 12),
         "add_fast_path": fold(
             f"{passed.name.upper()}.add_fast_path(", ["given", "prepared", *tensors], ")", 8),
-        "indirect": _alternatives(["transforms()", *indirect], 4),
+        "indirect": _alternatives(["transforms()", *indirect], 8),
         "wants_grad": _bracketed(_alternatives(
             [f"({t} is not None and {t}.requires_grad)" if t in optional.inputs
-             else f"{t}.requires_grad" for t in tensors], 4)),
-        "recorded": f"{_recorded(passed, function, names)}\n        {named}",
-        "dispatched": _call("dispatched", passed, groups),
-        "call": _call("call", passed, ["layout", *groups]),
-        "direct": fold(f"return _{function}(", [*names, "given"], ")", 4),
+             else f"{t}.requires_grad" for t in tensors], 8)),
+        "recorded": f"{_recorded(passed, function, names)}\n            {named(12)}",
+        "dispatched": _call("dispatched", passed, groups, 12),
+        "call": _call("call", passed, ["layout", *groups], 8),
+        "direct": fold(f"return _{function}(", [*names, "given"], ")", 8),
+        "name_wrong_argument": _call("name_wrong_argument", passed, ["error", *groups], 8),
         "pointers": [f"{t}_ptr = 0 if {t} is None else {t}.data_ptr()" if t in optional.inputs
                      else f"{t}_ptr = {t}.data_ptr()" for t in tensors],
         "key": [_key(t, optional) for t in tensors] + ([", ".join(flags)] if flags else []),
@@ -286,25 +290,28 @@ def _assigned(name: str, optional: OptionalTensors, made: Callable[[int], str]) 
     return f"{name} = (\n        {made(8)}\n        if {condition} else None\n    )"
 
 
-def _call(method: str, passed: Pass, groups: Sequence[str | list[str]]) -> str:
+def _call(
+    method: str, passed: Pass, groups: Sequence[str | list[str]], indent: int
+) -> str:
     """A call of a method of the pass's object with names and tuples of names."""
     head, items = f"{passed.name.upper()}.{method}(", [
         g if isinstance(g, str) else _tuple(g) for g in groups
     ]
-    if len(head) + sum(len(item) + 2 for item in items) + 16 <= WIDTH:
+    if len(head) + sum(len(item) + 2 for item in items) + indent + 8 <= WIDTH:
         return f"{head}{', '.join(items)})"
-    lines = [g if isinstance(g, str) else _tuple(g) if len(_tuple(g)) + 13 <= WIDTH
-             else fold("(", g, ")", 12) for g in groups]
-    return "\n".join([head, *(f"            {line}," for line in lines), "        )"])
+    inner = indent + 4
+    lines = [g if isinstance(g, str) else _tuple(g) if len(_tuple(g)) + inner + 1 <= WIDTH
+             else fold("(", g, ")", inner) for g in groups]
+    return "\n".join([head, *(f"{' ' * inner}{line}," for line in lines), f"{' ' * indent})"])
 
 
 def _recorded(passed: Pass, function: str, names: list[str]) -> str:
     """A call that autograd records; it makes a tuple of the outputs that are present."""
     head = f"made = {passed.name.upper()}.recorded(_{function}, "
     line = f"{head}{_tuple(names)})"
-    if len(line) + 8 <= WIDTH:
+    if len(line) + 12 <= WIDTH:
         return line
-    return fold(f"{head}(", names, "))", 8)
+    return fold(f"{head}(", names, "))", 12)
 
 
 def _allocation(output: Tensor, passed: Pass, optional: OptionalTensors, indent: int = 4) -> str:

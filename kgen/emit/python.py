@@ -42,9 +42,9 @@ _PUBLIC_NAMES = ("CapturedCall", "CheckError", "DispatchError", "Explanation", "
                  "patch", "warmup")
 _LIBRARY_NAMES = frozenset({*_PUBLIC_NAMES, "compat", "nn", "selftest", "torch"})
 # Locals and imports of the generated functions; an argument must not have one of these names.
-_LOCAL_NAMES = frozenset({"call", "dense_like", "device", "facts", "fast_path", "file", "given",
-                          "launch", "layout", "made", "namedtuple", "only", "prepared",
-                          "present", "run", "stream", "torch", "written"})
+_LOCAL_NAMES = frozenset({"call", "dense_like", "device", "error", "facts", "fast_path",
+                          "file", "given", "launch", "layout", "made", "namedtuple", "only",
+                          "prepared", "present", "run", "stream", "torch", "written"})
 
 # Evidence of rows that no search has measured, by origin; the default of `Row` stands for others.
 _EVIDENCE = {LEARNT: "measured while a rule was learnt", PREDICTED: PREDICTED}
@@ -65,7 +65,7 @@ def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:
         differentiable=any(p.name == "backward" for p in signature.passes),
         declared=_declared_types(signature, passes, gradient),
         any_layout=any(p["any_layout"] for p in passes),
-        imports=sorted({"Dispatcher", "dispatch_modes", "transforms",
+        imports=sorted({"Dispatcher", "WRONG_KIND", "dispatch_modes", "transforms",
                         *(n for p in passes for n in p["imports"])},
                        key=_isort_key),
         any_named=any(p["results"] for p in passes),

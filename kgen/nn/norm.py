@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..compat._library import operator_of
+from ._extents import check_extents
 
 _OPERATOR = operator_of("rmsnorm")
 
@@ -47,12 +48,15 @@ class RMSNorm(nn.RMSNorm):
     ) -> None:
         if isinstance(normalized_shape, int):
             normalized_shape = (normalized_shape,)
+        if isinstance(normalized_shape, str) or not isinstance(normalized_shape, Sequence):
+            check_extents("RMSNorm", normalized_shape=normalized_shape)
         shape = tuple(normalized_shape)
         if len(shape) != 1:
             raise ValueError(
                 f"RMSNorm: normalized_shape = {shape} has {len(shape)} dims\n"
                 "  allowed: the extent of the last dim; flatten the others with x.flatten(-n)"
             )
+        check_extents("RMSNorm", normalized_shape=shape[0])
         super().__init__(list(shape), eps, elementwise_affine, device=device, dtype=dtype)
         self.offset = offset
         self.reset_parameters()

@@ -49,7 +49,8 @@ def read_search(path: Path) -> StudyOf:
             found = _cache(data)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as problem:
         raise RecordError(f"{path}: neither T4 results nor a Kernel Tuner cache: "
-                          f"{type(problem).__name__}: {problem}") from None
+                          f"{type(problem).__name__}: {problem}\n"
+                          "  next: name a file of JSON that one of these tuners wrote") from None
     if found is None:
         raise RecordError(f"{path}: neither T4 results nor a Kernel Tuner cache\n"
                           "  expected: an object with 'results' or 'cache'")

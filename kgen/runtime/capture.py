@@ -201,12 +201,17 @@ def capture(path: str | os.PathLike[str], *, steps: int = 1) -> Iterator[Capture
     Yields:
         The capture; its `calls` are what was captured so far.
     Raises:
+        TypeError: If `path` is no path.
         ValueError: If `steps` is not a whole number > 0.
         RuntimeError: If another capture is on.
         OSError: If the file cannot be written; checked before the block runs.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"capture: steps={steps!r} is not a whole number > 0")
+        raise ValueError(f"capture: steps={steps!r} is not a whole number > 0\n  next: pass how "
+                         "many steps of the model the block runs")
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        raise TypeError(f"capture: path={path!r} is no path\n  next: name the file to write, such "
+                        "as capture(\"calls.yaml\")")
     file = Path(path)
     _check_writable(file)
     if not _active.acquire(blocking=False):
@@ -236,13 +241,20 @@ def _device_name(device: torch.device) -> str:
 
 def _check_writable(file: Path) -> None:
     """Raises: OSError."""
-    if file.is_dir():
-        raise IsADirectoryError(f"capture: {file} is a folder; name a file")
-    existed = file.exists()
+    try:
+        is_folder, existed = file.is_dir(), file.exists()
+    except OSError as problem:
+        raise _not_written(file, problem, "give it another name") from None
+    if is_folder:
+        raise IsADirectoryError(f"capture: {file} is a folder\n  next: name a file in it")
     if existed and not file.is_file():  # replacing it would take the device from everybody
-        raise FileExistsError(f"capture: {file} is a device or a pipe; name a file")
-    with file.open("a"):
-        pass
+        raise FileExistsError(f"capture: {file} is a device or a pipe\n  next: name a file")
+    try:
+        with file.open("a"):
+            pass
+    except (OSError, ValueError) as problem:  # ValueError: a NUL in the path
+        raise _not_written(file, problem, "name a file that you may write, in a folder that "
+                           "exists") from None
     if not existed:
         file.unlink()
 
@@ -277,5 +289,17 @@ def _write(file: Path, calls: tuple[CapturedCall, ...], steps: int) -> None:
     try:
         partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
         partial.replace(file)
+    except OSError as problem:
+        raise _not_written(file, problem, "check the folder and its free space; the capture still "
+                           "has the calls, in `calls`") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _not_written(file: Path, problem: OSError | ValueError, step: str) -> OSError:
+    why = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
+    kind = type(problem) if isinstance(problem, OSError) else OSError
+    error = kind(f"capture: {file} cannot be written: {why}\n  next: {step}")
+    error.errno = problem.errno if isinstance(problem, OSError) else None
+    return error

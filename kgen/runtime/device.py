@@ -177,7 +177,12 @@ def _host_module(root: Path, source: Path, text: bytes | None) -> Path:
     from . import host
     from .cache import Cache
 
-    cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    asked = os.environ.get("CXX")
+    cxx = shutil.which(asked) if asked else shutil.which("g++") or shutil.which("clang++")
+    if asked and not cxx:
+        raise RuntimeError(f"CPU kernels need a C++17 compiler, and CXX={asked} names no program "
+                           "on PATH\n  next: unset CXX, or set it to g++ or clang++, without "
+                           "options")
     if not cxx:
         raise RuntimeError("CPU kernels need a C++17 compiler, and there is neither g++ nor "
                            "clang++ on PATH\n  next: install g++, or set CXX")
@@ -193,7 +198,7 @@ def _host_module(root: Path, source: Path, text: bytes | None) -> Path:
         runtime = Path(folder, "runtime.o")
         content = cache.get(common, ".o")
         if content is None:
-            _run(host.compile_runtime_command(cxx, include, runtime))
+            _run(host.compile_runtime_command(cxx, include, runtime), runtime)
             cache.put(common, ".o", runtime.read_bytes())
         else:
             runtime.write_bytes(content)
@@ -201,7 +206,7 @@ def _host_module(root: Path, source: Path, text: bytes | None) -> Path:
         if text is not None:
             source = Path(folder, source.name)
             source.write_bytes(text)
-        _run(host.compile_module_command(cxx, source, include, runtime, built))
+        _run(host.compile_module_command(cxx, source, include, runtime, built), built)
         return cache.put(key, ".so", built.read_bytes())
 
 
@@ -211,8 +216,17 @@ def headers_digest(root: Path) -> str:
                            for name in listed_files(root / "_include"))
 
 
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: list[str], output: Path | None = None) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as problem:
+        raise RuntimeError(f"{command[0]} cannot be run: {problem.strerror}\n  next: unset CXX, or "
+                           "set it to g++ or clang++") from None
+    if done.returncode == 0 and output is not None and not output.is_file():
+        raise RuntimeError(f"{command[0]} wrote no {output.name}, and reported no error\n"
+                           "  next: set CXX to a C++17 compiler that works")
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
+        said = f"\n{done.stderr.strip()}" if done.stderr.strip() else ""
+        raise RuntimeError(f"{' '.join(command)} failed: exit status {done.returncode}{said}\n"
+                           "  next: set CXX to a C++17 compiler that works")
     return done.stdout

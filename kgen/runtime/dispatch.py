@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from .allocation import allocated, allocator
+from .argument_kinds import WRONG_KIND, check_kinds, check_memory, check_tensors, refuse_traces
 from .arguments import (
     bind_arguments,
-    check_tensors,
     complete_dtypes,
     has_offsets_on_cpu,
     has_own_values,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     Observer = Callable[["Dispatcher", BoundArguments, torch.device, Ready], Callable[..., None]]
 
 __all__ = [
-    "DISPATCHERS", "PLAIN_OR_NONE", "PLAIN_TENSORS", "DispatchError", "Dispatcher",
+    "DISPATCHERS", "PLAIN_OR_NONE", "PLAIN_TENSORS", "WRONG_KIND", "DispatchError", "Dispatcher",
     "dispatch_modes", "only", "present", "transforms", "written",
 ]
 
@@ -163,7 +163,10 @@ class Dispatcher:
             TypeError, ValueError: If the arguments do not match the signature.
             DispatchError: If the library has no kernel for the device.
         """
+        refuse_traces(self.signature)
         if isinstance(tensors[0], Tensor) and tensors[0].device.type == "meta":
+            if not any_autocast():  # which would cast first
+                bind_arguments(self.signature, tensors, scalars, flags)
             return self.dispatched(tensors, scalars, flags)
         if not all(tensor is None or has_own_values(tensor) for tensor in tensors):
             self._refuse_to_copy(tensors)
@@ -177,6 +180,7 @@ class Dispatcher:
             if any(new is not old for new, old in zip(cast, tensors, strict=True)):
                 return self.run(*cast, *scalars, *flags)
         bound = bind_arguments(self.signature, tensors, scalars, flags)
+        check_memory(self.signature, tensors)
         if has_offsets_on_cpu(self.signature, tensors):
             key = None  # the next call may have other values, which must be checked as well
         first = tensors[0]
@@ -284,6 +288,16 @@ class Dispatcher:
         there = self._outputs.present(arguments)
         absent = tuple(index not in there for index in self._outputs.optional)
         return self.results[absent](*((made,) if isinstance(made, Tensor) else made))
+
+    def name_wrong_argument(
+        self, error: Exception, tensors: Sequence[object], scalars: Sequence[object],
+        flags: Sequence[object] = (),
+    ) -> None:
+        """Raise an error that names the argument, if one of a wrong kind made a call raise `error`.
+
+        Only such a call pays for these checks.
+        """
+        check_kinds(error, self.signature, tensors, scalars, flags)
 
     def recorded(self, run: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
         """Serve a call that needs a gradient, and record it for autograd.

@@ -92,6 +92,7 @@ class Gradient:
             "forward": staticmethod(_run),
             "setup_context": staticmethod(self._save),
             "backward": staticmethod(self._differentiate),
+            "jvp": staticmethod(self._refuse_tangents),
             "vmap": staticmethod(self._batch),
         })
 
@@ -118,6 +119,13 @@ class Gradient:
         ctx.made = made
         ctx.needed = [(slots[place].shape, slots[place].dtype) for place in self._needed]
         ctx.rest = [arguments[place] for place in self._rest]
+
+    def _refuse_tangents(self, ctx: Any, *tangents: object) -> NoReturn:
+        raise NotImplementedError(
+            f"{self.name}: a forward-mode gradient was requested (jvp, jacfwd, hessian), and the "
+            "operator has none\n  next: take the gradient in reverse mode: torch.func.grad, vjp or "
+            "jacrev"
+        )
 
     def _batch(
         self, info: Any, mapped: Sequence[int | None], run: PassFunction, *arguments: Any
@@ -158,7 +166,12 @@ class Gradient:
             if gradient is None and place in self._needed:
                 shape, dtype = ctx.needed[self._needed.index(place)]
                 gradient = saved[0].new_zeros(shape, dtype=dtype)
-            given[argument.name] = None if gradient is None else servable(argument, gradient)
+            try:
+                given[argument.name] = None if gradient is None else servable(argument, gradient)
+            except RuntimeError:
+                if gradient is None or gradient.layout is torch.strided:
+                    raise
+                given[argument.name] = servable(argument, gradient.to_dense())
         for (_, _, dot), output in zip(self._dots, saved[len(self._names):], strict=True):
             factor = given[dot.gradient]
             given[dot.name] = None if output is None or factor is None else (

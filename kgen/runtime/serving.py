@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import bind_arguments, check_tensors
+from .argument_kinds import check_tensors
+from .arguments import bind_arguments
 from .dispatch import MAX_PREPARED, PLAIN_TENSORS, Dispatcher, DispatchError
 from .problems import Explanation
 

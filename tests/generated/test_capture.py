@@ -97,7 +97,12 @@ def test_an_exception_leaves_a_file_and_no_observer(kgen_ops: ModuleType, tmp_pa
 def test_bad_arguments_are_refused_before_the_block(kgen_ops: ModuleType, tmp_path: Path) -> None:
     ran = False
     for path, steps, error, text in [
-        (tmp_path / "no" / "calls.yaml", 1, FileNotFoundError, "calls.yaml"),
+        (tmp_path / "no" / "calls.yaml", 1, FileNotFoundError,
+         r"calls.yaml cannot be written: No such file or directory\n  next: name a file that"),
+        (tmp_path / ("x" * 300), 1, OSError, "File name too long\n  next: "),
+        (tmp_path / "a\0b", 1, OSError, "cannot be written: embedded null"),
+        (None, 1, TypeError, "path=None is no path\n  next: name the file"),
+        ("", 1, TypeError, "path='' is no path"),
         (tmp_path, 1, IsADirectoryError, "is a folder"),
         (tmp_path / "calls.yaml", 0, ValueError, "steps=0 is not a whole number > 0"),
         (tmp_path / "calls.yaml", 1.5, ValueError, r"steps=1\.5"),
@@ -114,6 +119,23 @@ def test_bad_arguments_are_refused_before_the_block(kgen_ops: ModuleType, tmp_pa
           pytest.raises(RuntimeError, match="another capture is on"),
           kgen_ops.capture(tmp_path / "other.yaml")):
         pass
+
+
+def _call_and_remove(kgen_ops: ModuleType, x: torch.Tensor, folder: Path) -> None:
+    kgen_ops.rmsnorm(x)
+    folder.rmdir()
+
+
+def test_calls_remain_where_the_file_cannot_be_written(
+    kgen_ops: ModuleType, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    x = torch.randn(2, 16)
+    with (pytest.raises(FileNotFoundError, match=r"next: .*; the capture still has the calls"),
+          kgen_ops.capture(folder / "calls.yaml") as seen):
+        _call_and_remove(kgen_ops, x, folder)
+    assert [call.calls for call in seen.calls] == [1]
 
 
 @pytest.mark.gpu

@@ -35,9 +35,10 @@ print(torch.cuda.is_initialized())
 """
 # Beside the operators themselves. What compiles, loads, checks and caches comes with a first call.
 AT_IMPORT = {
-    "allocation", "arguments", "autocast", "batching", "capture", "dispatch", "errors", "explain",
-    "extension", "fast_path", "gpus", "gradients", "integrity", "layout", "notices", "pass_tables",
-    "patching", "problems", "registration", "rows", "signature", "streams", "warmup",
+    "allocation", "argument_kinds", "arguments", "autocast", "batching", "capture", "dispatch",
+    "errors", "explain", "extension", "fast_path", "gpus", "gradients", "integrity", "layout",
+    "notices", "pass_tables", "patching", "problems", "registration", "rows", "signature",
+    "streams", "warmup",
 }
 
 

@@ -210,7 +210,8 @@ def test_missing_pieces_are_named(cache: Cache, monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(ToolchainError, match=f"(?s)the host layer .*searched: {tmp_path}"):
         open_compiler("host", [tmp_path], cache)
     monkeypatch.setenv("CXX", "no-such-g++")
-    with pytest.raises(ToolchainError, match="CXX=no-such-g\\+\\+ is on PATH\n  next: install"):
+    with pytest.raises(ToolchainError,
+                       match="CXX=no-such-g\\+\\+ names no program on PATH\n  next: unset"):
         open_compiler("host", [INCLUDE], cache)
     monkeypatch.setattr(nvrtc, "find", lambda: None)
     monkeypatch.setattr(nvrtc, "_loaded", None)

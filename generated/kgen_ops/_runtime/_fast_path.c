@@ -124,7 +124,8 @@ static inline PyObject *address_of(FastPath *self, PyObject *tensor) {
     return PyObject_CallOneArg(self->data_ptr, tensor);
 }
 
-/* Push the addresses of a call's inputs. 1, 0 if one is not aligned, or -1 with an error set. */
+/* Push the addresses of a call's inputs. 1, 0 if one is not aligned
+ * or has no memory, or -1 with an error set. */
 static int push_inputs(FastPath *self, Values *values, PyObject *const *tensors,
                        Py_ssize_t count) {
     for (Py_ssize_t i = 0; i < count; ++i) {
@@ -135,8 +136,8 @@ static int push_inputs(FastPath *self, Values *values, PyObject *const *tensors,
         const unsigned long long bits = PyLong_AsUnsignedLongLong(address);
         if (bits == ~0ull && PyErr_Occurred())
             return -1;
-        if (bits & self->below_alignment)
-            return 0;
+        if ((bits & self->below_alignment) || (bits == 0 && tensors[i] != Py_None))
+            return 0; /* the general path says why a tensor without memory is refused */
     }
     return 1;
 }

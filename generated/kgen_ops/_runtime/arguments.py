@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .argument_kinds import check_scalars, check_tensors
 from .layout import dense_strides
 from .signature import (
     ABSENT,
@@ -78,7 +79,7 @@ def bind_arguments(
     _check_devices(signature, given)
     dims, leading = _extents(signature, given)
     dtypes = _dtypes(signature, tensors, flags)
-    _check_scalars(signature, scalars)
+    check_scalars(signature, scalars)
     for argument, tensor in given:
         if argument.in_out:
             _check_written(signature, argument, tensor)
@@ -93,21 +94,6 @@ def bind_arguments(
     return BoundArguments(dims, dtypes, strides, shapes, layouts, copies)
 
 
-def check_tensors(signature: PassSignature, tensors: Sequence[object]) -> None:
-    """Check that all inputs are tensors, or None where they may be absent.
-
-    Raises:
-        TypeError: If one is not.
-    """
-    optional = {field.name for field in signature.dtypes if ABSENT in field.allowed}
-    for argument, tensor in zip(signature.inputs, tensors, strict=True):
-        if tensor is None and argument.dtype in optional:
-            continue
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{signature.function}: {argument.name} must be a tensor, not "
-                            f"{type(tensor).__name__}")
-
-
 def has_own_values(tensor: Tensor) -> bool:
     """Whether a tensor's memory holds its values. `Tensor.clone` makes a tensor of which it does.
 
@@ -117,9 +103,15 @@ def has_own_values(tensor: Tensor) -> bool:
     return not (tensor.is_neg() or tensor._is_zerotensor())
 
 
-def complete_dtypes(signature: PassSignature, given: dict[str, str]) -> dict[str, str]:
+def complete_dtypes(
+    signature: PassSignature, given: dict[str, str], carriers: dict[str, str] | None = None
+) -> dict[str, str]:
     """Fill in default dtypes and options, and check that each is allowed.
 
+    Args:
+        signature: The declared arguments.
+        given: Dtype field or option -> its choice.
+        carriers: Dtype field -> the tensor that has it; for errors.
     Raises:
         TypeError: If a dtype is missing or not allowed.
         ValueError: If an option's choice is not allowed.
@@ -132,8 +124,10 @@ def complete_dtypes(signature: PassSignature, given: dict[str, str]) -> dict[str
         if value not in allowed:
             got = "is missing" if value is None else f"= {value} is not supported"
             error = ValueError if isinstance(field, Option) else TypeError
+            carrier = (carriers or {}).get(field.name)
             raise error(f"{signature.function}: {field.name} {got}\n"
-                        f"  allowed here: {', '.join(allowed)}")
+                        f"  allowed here: {', '.join(allowed)}"
+                        + (f"\n  next: pass {carrier} in an allowed dtype" if carrier else ""))
         chosen[field.name] = value
     return chosen
 
@@ -289,6 +283,7 @@ def _dtypes(
         for option, choice in zip(signature.options, flags[count:], strict=True)
     }
     rounded: list[DTypeField] = []
+    carriers: dict[str, str] = {}
     for name_, wanted_ in zip(signature.flags, flags[:count], strict=True):
         field = next(f for f in signature.dtypes if f.name == name_)
         if ABSENT in field.allowed:
@@ -308,9 +303,15 @@ def _dtypes(
             raise TypeError(f"{signature.function}: {argument.name} has dtype {tensor.dtype}; "
                             f"supported: {', '.join(wanted)}")
         if not fixed and given.setdefault(argument.dtype, name) != name:
-            raise TypeError(f"{signature.function}: {argument.name} is {name}, but another tensor "
-                            f"of the same {argument.dtype} is {given[argument.dtype]}")
-    plain = complete_dtypes(signature, given)
+            other = carriers.get(argument.dtype)
+            if other is None:
+                raise ValueError(f"{signature.function}: {argument.name} is given, but another "
+                                 f"tensor of the same {argument.dtype} is None; pass both or none")
+            raise TypeError(f"{signature.function}: {argument.name} is {name}, but {other} is "
+                            f"{given[argument.dtype]}; they must have one dtype\n  next: pass "
+                            f"{argument.name}.to({other}.dtype), or call under torch.autocast")
+        carriers.setdefault(argument.dtype, argument.name)
+    plain = complete_dtypes(signature, given, carriers)
     for field in rounded:  # no effect with dtypes that are not rounded
         given[field.name] = next((n for n in _allowed(field, plain) if n in ROUNDS),
                                  plain[field.name])
@@ -322,27 +323,6 @@ def _named_dtypes(signature: PassSignature, name: str) -> list[str]:
     fields = {field.name: field.allowed for field in signature.dtypes}
     found = [n for each in fields[name] for n in fields.get(each, (each,))]
     return [n for n in dict.fromkeys(found) if n in TORCH_DTYPES]
-
-
-def _check_scalars(signature: PassSignature, scalars: Sequence[float]) -> None:
-    for scalar, value in zip(signature.scalars, scalars, strict=True):
-        if not _is_number(value):
-            raise TypeError(f"{signature.function}: {scalar.name} must be a number, not "
-                            f"{type(value).__name__}")
-        if scalar.above is not None and not value > scalar.above:
-            raise ValueError(f"{signature.function}: {scalar.name} = {value!r} must be greater "
-                             f"than {scalar.above:g}")
-
-
-def _is_number(value: object) -> bool:
-    """Whether a launch can convert a value to float32: a number, or a tensor of one element."""
-    if isinstance(value, str | bytes):  # which `float` would parse
-        return False
-    try:
-        float(value)  # type: ignore[arg-type]  # that is the question
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    return True
 
 
 def _strides(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from importlib.util import find_spec
 
 import torch
@@ -49,17 +51,31 @@ def explain(
     if isinstance(gpu, Gpu):
         return chosen.explain(dims, dtypes, gpu)
     tuned = {known.name: known for known in chosen.tables.gpus()}
-    if gpu not in tuned:
-        raise ValueError(f"{operator} was not tuned for '{gpu}'\n"
-                         f"  known: {', '.join(tuned) or 'none'}")
+    if not isinstance(gpu, str) or gpu not in tuned:
+        raise ValueError(
+            f"explain: gpu = {reprlib.repr(gpu)} is no name of a GPU that {operator} was tuned "
+            f"for\n  {_meant(str(gpu), tuned)}known: {', '.join(tuned) or 'none'}\n"
+            "  next: pass one of these names, a Gpu, or device=; "
+            f"`kgen tune --op {operator}` on another GPU adds it"
+        )
     return chosen.explain(dims, dtypes, tuned[gpu])
+
+
+def _meant(given: str, known: Iterable[str]) -> str:
+    near = get_close_matches(given.lower(), list(known), n=1)
+    return f"did you mean '{near[0]}'? " if near else ""
 
 
 def placed(device: str | torch.device | None) -> torch.device:
     """Return a device with its index; None: the current CUDA device, else the CPU."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = torch.device(device)
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError) as problem:
+        why = str(problem).partition("\n")[0]
+        raise ValueError(f"explain: device = {reprlib.repr(device)} is no device: {why}\n"
+                         "  next: pass device=\"cuda\" or device=\"cpu\"") from None
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"explain: device = {str(device)!r}, but PyTorch sees no CUDA device\n"
                          "  next: pass gpu=, the name of a GPU that the operator was tuned for")
@@ -84,10 +100,12 @@ def parsed(
               if isinstance(value, Dispatcher)} if package is not None else {}
     if not passes:
         operators = dict.fromkeys(dispatcher.tables.operator for dispatcher in DISPATCHERS)
-        raise ValueError(f"{library} has no operator '{operator}'\n  known: {', '.join(operators)}")
+        raise ValueError(f"{library} has no operator '{operator}'\n"
+                         f"  {_meant(str(operator), operators)}known: {', '.join(operators)}")
     chosen = passes.get(pass_name)
     if chosen is None:
-        raise ValueError(f"{operator} has no pass '{pass_name}'\n  known: {', '.join(passes)}")
+        raise ValueError(f"{operator} has no pass '{pass_name}'\n"
+                         f"  {_meant(str(pass_name), passes)}known: {', '.join(passes)}")
     fields = {field.name for field in chosen.signature.choices}
     least = {dim.name: dim.smallest for dim in chosen.signature.dims}
     dims: dict[str, int] = {}
@@ -104,7 +122,8 @@ def parsed(
             raise ValueError(
                 f"{operator}: {key} = {value!r} is neither a dtype nor an extent >= "
                 f"{least.get(key, 0)} of 64 bits\n"
-                f"  dims: {', '.join(dim.name for dim in chosen.signature.dims)}; "
+                f"  {'' if key in least else _meant(key, [*least, *fields])}"
+                f"dims: {', '.join(dim.name for dim in chosen.signature.dims)}; "
                 f"dtypes and options: {', '.join(sorted(fields))}"
             )
     return chosen, dims, dtypes

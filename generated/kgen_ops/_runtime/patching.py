@@ -95,7 +95,8 @@ def patch(model: nn.Module) -> Patched:
         TypeError: If `model` is no module.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"patch: got {type(model).__name__}, which is no torch.nn.Module")
+        raise TypeError(f"patch: got {type(model).__name__}, which is no torch.nn.Module\n"
+                        "  next: pass the model, or one of its layers")
     from .patching_functions import Functions  # importing the library stays light without
 
     library = importlib.import_module(__name__.rsplit(".", maxsplit=2)[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,9 +28,10 @@ def names_mistakes(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return function(*args, **kwargs)
-        except (AttributeError, IndexError, TypeError, RuntimeError) as problem:
-            if isinstance(problem, NotImplementedError):  # says all by itself
-                raise
+        except (ArithmeticError, AttributeError, IndexError, RuntimeError, TypeError,
+                ValueError) as problem:
+            if isinstance(problem, NotImplementedError) and "kgen" in str(problem):
+                raise  # says all by itself
             _name_mistake(function, args, kwargs, problem)
             raise
 
@@ -43,10 +45,14 @@ def _name_mistake(
     """Raise a clearer error if an argument is no tensor, or shapes do not fit.
 
     Raises:
-        TypeError: If one is no tensor where a tensor must be.
-        ValueError: If a tensor has too few dims, or cannot be viewed as heads.
+        TypeError: If one is no tensor where a tensor must be, a tensor that no kernel reads, or no
+            number or truth value where one must be.
+        ValueError: If a tensor has too few dims, cannot be viewed as heads, is on another device
+            than the others, or its memory was freed.
     """
     name = function.__qualname__
+    if str(problem).startswith(f"{name}:"):  # the adapter's own error
+        return
     try:
         signature = inspect.signature(function)
         given = signature.bind(*args, **kwargs).arguments
@@ -57,14 +63,80 @@ def _name_mistake(
         is_left_out = value is None and kind == "Tensor | None"
         if kind in ("Tensor", "Tensor | None") and not (isinstance(value, Tensor) or is_left_out):
             raise TypeError(
-                f"{name}: {argument} must be a tensor, not {type(value).__name__}"
+                f"{name}: {argument} must be a tensor, not {type(value).__name__}\n"
+                f"  next: compare the arguments with help({name})"
             ) from problem
-    if isinstance(problem, IndexError) or str(problem).startswith("shape '"):
+        if wrong := _wrong_kind(kind, value):
+            raise TypeError(
+                f"{name}: {argument} must be {wrong}, not {type(value).__name__} "
+                f"{reprlib.repr(value)}\n  next: compare the arguments with help({name})"
+            ) from problem
+    _check_tensors(name, given, problem)
+    if isinstance(problem, ArithmeticError | IndexError) or str(problem).startswith("shape '"):
         shapes = ", ".join(f"{argument} {list(value.shape)}" for argument, value in given.items()
                            if isinstance(value, Tensor))
         raise ValueError(
             f"{name}: the shapes do not fit: {shapes}\n  next: compare them with help({name})"
         ) from problem
+    if type(problem) is RuntimeError and _is_of_adapter(problem):
+        kinds = ", ".join(f"{argument} {list(value.shape)} {value.dtype}"
+                          for argument, value in given.items() if isinstance(value, Tensor))
+        why = str(problem).partition("\n")[0]
+        raise ValueError(
+            f"{name}: the arguments do not fit each other: {why}\n  given: {kinds}\n"
+            f"  next: compare them with help({name})"
+        ) from problem
+
+
+def _is_of_adapter(problem: BaseException) -> bool:
+    """Whether an operation of PyTorch in an adapter raised it, not one of the library."""
+    frame = problem.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    module = "" if frame is None else str(frame.tb_frame.f_globals.get("__name__"))
+    return module.startswith(f"{_LIBRARY.__name__}.compat.")
+
+
+def _wrong_kind(kind: str, value: object) -> str:
+    """What an argument must be, if its value is of another kind than its annotation says."""
+    if value is None and kind.endswith("| None"):
+        return ""
+    if kind == "bool":
+        return "" if isinstance(value, bool | int) else "True or False"
+    if kind == "int":
+        return "" if isinstance(value, int) else "a whole number"
+    if kind == "float | None":
+        return "" if isinstance(value, Tensor) or hasattr(value, "__float__") else "a number"
+    if kind != "Tensor" and kind.startswith(("KeyValueState", "list[Tensor]")):
+        parts = value if isinstance(value, list | tuple) else [value]
+        return "" if all(isinstance(part, Tensor) for part in parts) else "a tensor, or several"
+    return ""
+
+
+def _check_tensors(name: str, given: Mapping[str, object], problem: Exception) -> None:
+    """Raise an error for a tensor that no kernel reads.
+
+    Raises:
+        TypeError: If one is sparse, nested or quantised.
+        ValueError: If one was freed, or is on another device than the first.
+    """
+    kinds = importlib.import_module(f"{_LIBRARY.__name__}._runtime.argument_kinds")
+    first: tuple[str, Tensor] | None = None
+    for argument, value in given.items():
+        if not isinstance(value, Tensor):
+            continue
+        try:
+            kinds.check_strided(name, argument, value)
+            kinds.check_storage(name, argument, value)
+        except (TypeError, ValueError) as found:
+            raise found from problem
+        first = first or (argument, value)
+        if value.device != first[1].device:
+            raise ValueError(
+                f"{name}: {argument} is on {value.device}, but {first[0]} is on "
+                f"{first[1].device}\n  next: move one of them; all tensors of a call must share a "
+                "device"
+            ) from problem
 
 
 def operator_of(name: str) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from .._runtime.dispatch import (
     PLAIN_OR_NONE,
     PLAIN_TENSORS,
+    WRONG_KIND,
     Dispatcher,
     dispatch_modes,
     only,
@@ -161,52 +162,62 @@ def linear_attention(
         return _results_forward[
             not return_final_state, not return_final_key_sum, not return_norm,
         ](*made)
-    if dispatch_modes() or forward_ad._current_level >= 0:
-        return FORWARD.dispatched(
-            (q, k, v, initial_state, initial_key_sum),
-            (scale, eps),
-            (return_final_state, return_final_key_sum, return_norm, allow_tf32),
-        )
-    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
-    given = (
-        initial_state is None, initial_key_sum is None, return_final_state, return_final_key_sum,
-        return_norm, allow_tf32,
-    )
-    for fast_path in _fast_paths_forward(given, ()):
-        made = fast_path(q, k, v, initial_state, initial_key_sum, scale, eps)
-        if made is not None:
-            return made
-    if (
-        transforms()
-        or type(q) not in PLAIN_TENSORS
-        or type(k) not in PLAIN_TENSORS
-        or type(v) not in PLAIN_TENSORS
-        or type(initial_state) not in PLAIN_OR_NONE
-        or type(initial_key_sum) not in PLAIN_OR_NONE
-    ):
-        return FORWARD.dispatched(
-            (q, k, v, initial_state, initial_key_sum),
-            (scale, eps),
-            (return_final_state, return_final_key_sum, return_norm, allow_tf32),
-        )
-    if _is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (initial_state is not None and initial_state.requires_grad)
-        or (initial_key_sum is not None and initial_key_sum.requires_grad)
-    ):
-        made = FORWARD.recorded(_linear_attention, (
-            q, k, v, initial_state, initial_key_sum, scale, eps, return_final_state,
+    try:
+        if dispatch_modes() or forward_ad._current_level >= 0:
+            return FORWARD.dispatched(
+                (q, k, v, initial_state, initial_key_sum),
+                (scale, eps),
+                (return_final_state, return_final_key_sum, return_norm, allow_tf32),
+            )
+        # Fast path: a call whose layouts were seen before skips dispatch; see
+        # `_runtime/fast_path.py`.
+        given = (
+            initial_state is None, initial_key_sum is None, return_final_state,
             return_final_key_sum, return_norm, allow_tf32,
-        ))
-        return _results_forward[
-            not return_final_state, not return_final_key_sum, not return_norm,
-        ](*made)
-    return _linear_attention(
-        q, k, v, initial_state, initial_key_sum, scale, eps, return_final_state,
-        return_final_key_sum, return_norm, allow_tf32, given,
-    )
+        )
+        for fast_path in _fast_paths_forward(given, ()):
+            made = fast_path(q, k, v, initial_state, initial_key_sum, scale, eps)
+            if made is not None:
+                return made
+        if (
+            transforms()
+            or type(q) not in PLAIN_TENSORS
+            or type(k) not in PLAIN_TENSORS
+            or type(v) not in PLAIN_TENSORS
+            or type(initial_state) not in PLAIN_OR_NONE
+            or type(initial_key_sum) not in PLAIN_OR_NONE
+        ):
+            return FORWARD.dispatched(
+                (q, k, v, initial_state, initial_key_sum),
+                (scale, eps),
+                (return_final_state, return_final_key_sum, return_norm, allow_tf32),
+            )
+        if _is_grad_enabled() and (
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (initial_state is not None and initial_state.requires_grad)
+            or (initial_key_sum is not None and initial_key_sum.requires_grad)
+        ):
+            made = FORWARD.recorded(_linear_attention, (
+                q, k, v, initial_state, initial_key_sum, scale, eps, return_final_state,
+                return_final_key_sum, return_norm, allow_tf32,
+            ))
+            return _results_forward[
+                not return_final_state, not return_final_key_sum, not return_norm,
+            ](*made)
+        return _linear_attention(
+            q, k, v, initial_state, initial_key_sum, scale, eps, return_final_state,
+            return_final_key_sum, return_norm, allow_tf32, given,
+        )
+    except WRONG_KIND as error:
+        FORWARD.name_wrong_argument(
+            error,
+            (q, k, v, initial_state, initial_key_sum),
+            (scale, eps),
+            (return_final_state, return_final_key_sum, return_norm, allow_tf32),
+        )
+        raise
 
 
 def _linear_attention(
@@ -442,8 +453,74 @@ def linear_attention_backward(
             gfinal_key_sum, scale, allow_tf32,
         )
         return _results_backward[initial_state is None, initial_key_sum is None](*made)
-    if dispatch_modes() or forward_ad._current_level >= 0:
-        return BACKWARD.dispatched(
+    try:
+        if dispatch_modes() or forward_ad._current_level >= 0:
+            return BACKWARD.dispatched(
+                (
+                    gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+                    gfinal_key_sum,
+                ),
+                (scale,),
+                (allow_tf32,),
+            )
+        # Fast path: a call whose layouts were seen before skips dispatch; see
+        # `_runtime/fast_path.py`.
+        given = (
+            initial_state is None, initial_key_sum is None, norm is None, gout_dot_out is None,
+            gfinal_state is None, gfinal_key_sum is None, allow_tf32,
+        )
+        for fast_path in _fast_paths_backward(given, ()):
+            made = fast_path(
+                gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+                gfinal_key_sum, scale,
+            )
+            if made is not None:
+                return made
+        if (
+            transforms()
+            or type(gout) not in PLAIN_TENSORS
+            or type(q) not in PLAIN_TENSORS
+            or type(k) not in PLAIN_TENSORS
+            or type(v) not in PLAIN_TENSORS
+            or type(initial_state) not in PLAIN_OR_NONE
+            or type(initial_key_sum) not in PLAIN_OR_NONE
+            or type(norm) not in PLAIN_OR_NONE
+            or type(gout_dot_out) not in PLAIN_OR_NONE
+            or type(gfinal_state) not in PLAIN_OR_NONE
+            or type(gfinal_key_sum) not in PLAIN_OR_NONE
+        ):
+            return BACKWARD.dispatched(
+                (
+                    gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+                    gfinal_key_sum,
+                ),
+                (scale,),
+                (allow_tf32,),
+            )
+        if _is_grad_enabled() and (
+            gout.requires_grad
+            or q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (initial_state is not None and initial_state.requires_grad)
+            or (initial_key_sum is not None and initial_key_sum.requires_grad)
+            or (norm is not None and norm.requires_grad)
+            or (gout_dot_out is not None and gout_dot_out.requires_grad)
+            or (gfinal_state is not None and gfinal_state.requires_grad)
+            or (gfinal_key_sum is not None and gfinal_key_sum.requires_grad)
+        ):
+            made = BACKWARD.recorded(_linear_attention_backward, (
+                gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+                gfinal_key_sum, scale, allow_tf32,
+            ))
+            return _results_backward[initial_state is None, initial_key_sum is None](*made)
+        return _linear_attention_backward(
+            gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+            gfinal_key_sum, scale, allow_tf32, given,
+        )
+    except WRONG_KIND as error:
+        BACKWARD.name_wrong_argument(
+            error,
             (
                 gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
                 gfinal_key_sum,
@@ -451,60 +528,7 @@ def linear_attention_backward(
             (scale,),
             (allow_tf32,),
         )
-    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
-    given = (
-        initial_state is None, initial_key_sum is None, norm is None, gout_dot_out is None,
-        gfinal_state is None, gfinal_key_sum is None, allow_tf32,
-    )
-    for fast_path in _fast_paths_backward(given, ()):
-        made = fast_path(
-            gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
-            gfinal_key_sum, scale,
-        )
-        if made is not None:
-            return made
-    if (
-        transforms()
-        or type(gout) not in PLAIN_TENSORS
-        or type(q) not in PLAIN_TENSORS
-        or type(k) not in PLAIN_TENSORS
-        or type(v) not in PLAIN_TENSORS
-        or type(initial_state) not in PLAIN_OR_NONE
-        or type(initial_key_sum) not in PLAIN_OR_NONE
-        or type(norm) not in PLAIN_OR_NONE
-        or type(gout_dot_out) not in PLAIN_OR_NONE
-        or type(gfinal_state) not in PLAIN_OR_NONE
-        or type(gfinal_key_sum) not in PLAIN_OR_NONE
-    ):
-        return BACKWARD.dispatched(
-            (
-                gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
-                gfinal_key_sum,
-            ),
-            (scale,),
-            (allow_tf32,),
-        )
-    if _is_grad_enabled() and (
-        gout.requires_grad
-        or q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (initial_state is not None and initial_state.requires_grad)
-        or (initial_key_sum is not None and initial_key_sum.requires_grad)
-        or (norm is not None and norm.requires_grad)
-        or (gout_dot_out is not None and gout_dot_out.requires_grad)
-        or (gfinal_state is not None and gfinal_state.requires_grad)
-        or (gfinal_key_sum is not None and gfinal_key_sum.requires_grad)
-    ):
-        made = BACKWARD.recorded(_linear_attention_backward, (
-            gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
-            gfinal_key_sum, scale, allow_tf32,
-        ))
-        return _results_backward[initial_state is None, initial_key_sum is None](*made)
-    return _linear_attention_backward(
-        gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
-        gfinal_key_sum, scale, allow_tf32, given,
-    )
+        raise
 
 
 def _linear_attention_backward(

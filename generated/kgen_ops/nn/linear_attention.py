@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from ..compat._library import operator_of
+from ._extents import check_extents
 
 _OPERATOR = operator_of("linear_attention")
 
@@ -59,7 +60,8 @@ class LinearAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or embed_dim % num_heads:
+        check_extents("LinearAttention", embed_dim=embed_dim, num_heads=num_heads)
+        if embed_dim % num_heads:
             raise ValueError(
                 f"LinearAttention: num_heads = {num_heads} does not divide embed_dim = "
                 f"{embed_dim}\n  allowed: divisors of embed_dim"
@@ -88,17 +90,35 @@ class LinearAttention(nn.Module):
             state: That an earlier call returned; None: the sequence begins.
             return_state: Whether to return the state as well.
         """
-        q, k, v = (
-            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for layer in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        try:
+            q, k, v = (
+                layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+                for layer in (self.q_proj, self.k_proj, self.v_proj)
+            )
+        except (IndexError, RuntimeError, TypeError) as problem:
+            self._refuse(x, problem)
         before = (None, None) if state is None else tuple(state)
+        if len(before) != 2:
+            raise ValueError(f"LinearAttention: state has {len(before)} parts\n  next: pass the "
+                             "LinearAttentionState that an earlier call returned")
         made = _OPERATOR(
             elu(q) + 1, elu(k) + 1, v, *before, eps=self.eps, return_norm=True,
             return_final_state=return_state, return_final_key_sum=return_state,
         )
         y: Tensor = self.out_proj(made[0].transpose(1, 2).flatten(2))
         return (y, LinearAttentionState(made[1], made[2])) if return_state else y
+
+    def _refuse(self, x: object, problem: Exception) -> NoReturn:
+        """Raise the error of an input that the projections do not take, or the problem itself."""
+        weight = self.q_proj.weight
+        if isinstance(x, Tensor) and x.ndim == 3 and x.shape[-1] == self.embed_dim and (
+                x.dtype == weight.dtype and x.device == weight.device
+                and x.layout is torch.strided):
+            raise problem
+        shown = (f"{list(x.shape)} {x.dtype} {x.layout} on {x.device}" if isinstance(x, Tensor)
+                 else type(x).__name__)
+        raise ValueError(f"LinearAttention: x is {shown}\n  next: pass x [B, T, {self.embed_dim}], "
+                         f"{weight.dtype} on {weight.device}, as the parameters") from problem
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""

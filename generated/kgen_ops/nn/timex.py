@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..compat._library import operator_of
+from ._extents import check_extents
 
 _OPERATOR = operator_of("timex")
 
@@ -37,6 +38,7 @@ class Timex(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_extents("Timex", channels=channels, length=length)
         self.channels = channels
         self.length = length
         self.eps = eps
@@ -57,6 +59,9 @@ class Timex(nn.Module):
         Raises:
             ValueError: If T is greater than L.
         """
+        if not isinstance(x, Tensor) or x.ndim != 3:
+            shown = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"Timex: x is {shown}\n  next: pass x [B, C, T]")
         steps = x.shape[-1]
         if steps > self.length:
             raise ValueError(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..compat._library import operator_of
 from ..compat._wkv import heads
+from ._extents import check_extents, refuse_rows
 
 _WKV4, _WKV5, _WKV6 = map(operator_of, ("wkv4", "wkv5", "wkv6"))
 
@@ -45,6 +46,7 @@ class Wkv4(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_extents("Wkv4", channels=channels)
         self.channels = channels
         self.depth = depth_of("Wkv4", layer, layers)
         self.time_decay = nn.Parameter(torch.empty(channels, device=device, dtype=dtype))
@@ -92,6 +94,7 @@ class _Heads(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_extents(type(self).__name__, num_heads=num_heads, head_size=head_size)
         self.num_heads = num_heads
         self.head_size = head_size
         self.depth = depth_of(type(self).__name__, layer, layers)
@@ -111,7 +114,11 @@ class _Heads(nn.Module):
         return f"num_heads={self.num_heads}, head_size={self.head_size}"
 
     def _split(self, *tensors: Tensor) -> list[Tensor]:
-        return [heads(x, self.num_heads) for x in tensors]
+        try:
+            return [heads(x, self.num_heads) for x in tensors]
+        except (AttributeError, IndexError, RuntimeError, TypeError) as problem:
+            named = dict(zip("rkvw", tensors, strict=False))
+            refuse_rows(type(self).__name__, self.num_heads, named, problem)
 
 
 class Wkv5(_Heads):
@@ -246,8 +253,9 @@ def depth_of(kind: str, layer: int, layers: int) -> float:
     Raises:
         ValueError: If there is no such layer.
     """
-    if not 0 <= layer < layers:
-        raise ValueError(f"{kind}: layer = {layer} of layers = {layers}\n"
+    numbers = isinstance(layer, int) and isinstance(layers, int)
+    if not numbers or not 0 <= layer < layers:
+        raise ValueError(f"{kind}: layer = {layer!r} of layers = {layers!r}\n"
                          "  allowed: 0 <= layer < layers")
     return layer / max(layers - 1, 1)
 

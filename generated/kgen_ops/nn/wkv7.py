@@ -8,6 +8,7 @@ from torch.nn.functional import normalize
 
 from ..compat._library import operator_of
 from ..compat._wkv import heads
+from ._extents import check_extents, refuse_rows
 from .wkv import depth_of, ramp
 
 _WKV7 = operator_of("wkv7")
@@ -51,6 +52,7 @@ class Wkv7(nn.Module):
         eps: float = 64e-5,
     ) -> None:
         super().__init__()
+        check_extents("Wkv7", num_heads=num_heads, head_size=head_size)
         depth_of("Wkv7", layer, layers)
         self.num_heads = num_heads
         self.head_size = head_size
@@ -97,9 +99,13 @@ class Wkv7(nn.Module):
                 [N, H, K, K].
         """
         count = self.num_heads
-        kk = normalize(heads(k * self.k_k, count), dim=-1)
-        k = k * (1 + (a - 1) * self.k_a)
-        r, w, k, v, a = (heads(x, count) for x in (r, w, k, v, a))
+        rows = r, w, k, v, a
+        try:
+            kk = normalize(heads(k * self.k_k, count), dim=-1)
+            k = k * (1 + (a - 1) * self.k_a)
+            r, w, k, v, a = (heads(x, count) for x in (r, w, k, v, a))
+        except (AttributeError, IndexError, RuntimeError, TypeError) as problem:
+            refuse_rows("Wkv7", count, dict(zip("rwkva", rows, strict=True)), problem)
         made = _WKV7(
             r, w, k, v, -kk, kk * a, state, cu_seqlens, return_final_state=return_state,
             decay_form="clamp",

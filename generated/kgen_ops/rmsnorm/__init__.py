@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from .._runtime.dispatch import (
     PLAIN_OR_NONE,
     PLAIN_TENSORS,
+    WRONG_KIND,
     Dispatcher,
     dispatch_modes,
     only,
@@ -117,29 +118,34 @@ def rmsnorm(
     if _is_compiling():
         made = torch.ops.kgen_ops.rmsnorm(x, w, residual, eps, offset, return_rstd)
         return _results_forward[residual is None, not return_rstd](*made)
-    if dispatch_modes() or forward_ad._current_level >= 0:
-        return FORWARD.dispatched((x, w, residual), (eps, offset), (return_rstd,))
-    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
-    given = (w is None, residual is None, return_rstd)
-    for fast_path in _fast_paths_forward(given, ()) if eps > 0.0 else ():
-        made = fast_path(x, w, residual, eps, offset)
-        if made is not None:
-            return made
-    if (
-        transforms()
-        or type(x) not in PLAIN_TENSORS
-        or type(w) not in PLAIN_OR_NONE
-        or type(residual) not in PLAIN_OR_NONE
-    ):
-        return FORWARD.dispatched((x, w, residual), (eps, offset), (return_rstd,))
-    if _is_grad_enabled() and (
-        x.requires_grad
-        or (w is not None and w.requires_grad)
-        or (residual is not None and residual.requires_grad)
-    ):
-        made = FORWARD.recorded(_rmsnorm, (x, w, residual, eps, offset, return_rstd))
-        return _results_forward[residual is None, not return_rstd](*made)
-    return _rmsnorm(x, w, residual, eps, offset, return_rstd, given)
+    try:
+        if dispatch_modes() or forward_ad._current_level >= 0:
+            return FORWARD.dispatched((x, w, residual), (eps, offset), (return_rstd,))
+        # Fast path: a call whose layouts were seen before skips dispatch; see
+        # `_runtime/fast_path.py`.
+        given = (w is None, residual is None, return_rstd)
+        for fast_path in _fast_paths_forward(given, ()) if eps > 0.0 else ():
+            made = fast_path(x, w, residual, eps, offset)
+            if made is not None:
+                return made
+        if (
+            transforms()
+            or type(x) not in PLAIN_TENSORS
+            or type(w) not in PLAIN_OR_NONE
+            or type(residual) not in PLAIN_OR_NONE
+        ):
+            return FORWARD.dispatched((x, w, residual), (eps, offset), (return_rstd,))
+        if _is_grad_enabled() and (
+            x.requires_grad
+            or (w is not None and w.requires_grad)
+            or (residual is not None and residual.requires_grad)
+        ):
+            made = FORWARD.recorded(_rmsnorm, (x, w, residual, eps, offset, return_rstd))
+            return _results_forward[residual is None, not return_rstd](*made)
+        return _rmsnorm(x, w, residual, eps, offset, return_rstd, given)
+    except WRONG_KIND as error:
+        FORWARD.name_wrong_argument(error, (x, w, residual), (eps, offset), (return_rstd,))
+        raise
 
 
 def _rmsnorm(
@@ -295,33 +301,38 @@ def rmsnorm_backward(
     if _is_compiling():
         made = torch.ops.kgen_ops.rmsnorm_backward(dy, x, w, rstd, dh, eps, offset)
         return _results_backward[(w is None,)](*made)
-    if dispatch_modes() or forward_ad._current_level >= 0:
-        return BACKWARD.dispatched((dy, x, w, rstd, dh), (eps, offset))
-    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
-    given = (w is None, rstd is None, dh is None)
-    for fast_path in _fast_paths_backward(given, ()) if eps > 0.0 else ():
-        made = fast_path(dy, x, w, rstd, dh, eps, offset)
-        if made is not None:
-            return made
-    if (
-        transforms()
-        or type(dy) not in PLAIN_TENSORS
-        or type(x) not in PLAIN_TENSORS
-        or type(w) not in PLAIN_OR_NONE
-        or type(rstd) not in PLAIN_OR_NONE
-        or type(dh) not in PLAIN_OR_NONE
-    ):
-        return BACKWARD.dispatched((dy, x, w, rstd, dh), (eps, offset))
-    if _is_grad_enabled() and (
-        dy.requires_grad
-        or x.requires_grad
-        or (w is not None and w.requires_grad)
-        or (rstd is not None and rstd.requires_grad)
-        or (dh is not None and dh.requires_grad)
-    ):
-        made = BACKWARD.recorded(_rmsnorm_backward, (dy, x, w, rstd, dh, eps, offset))
-        return _results_backward[(w is None,)](*made)
-    return _rmsnorm_backward(dy, x, w, rstd, dh, eps, offset, given)
+    try:
+        if dispatch_modes() or forward_ad._current_level >= 0:
+            return BACKWARD.dispatched((dy, x, w, rstd, dh), (eps, offset))
+        # Fast path: a call whose layouts were seen before skips dispatch; see
+        # `_runtime/fast_path.py`.
+        given = (w is None, rstd is None, dh is None)
+        for fast_path in _fast_paths_backward(given, ()) if eps > 0.0 else ():
+            made = fast_path(dy, x, w, rstd, dh, eps, offset)
+            if made is not None:
+                return made
+        if (
+            transforms()
+            or type(dy) not in PLAIN_TENSORS
+            or type(x) not in PLAIN_TENSORS
+            or type(w) not in PLAIN_OR_NONE
+            or type(rstd) not in PLAIN_OR_NONE
+            or type(dh) not in PLAIN_OR_NONE
+        ):
+            return BACKWARD.dispatched((dy, x, w, rstd, dh), (eps, offset))
+        if _is_grad_enabled() and (
+            dy.requires_grad
+            or x.requires_grad
+            or (w is not None and w.requires_grad)
+            or (rstd is not None and rstd.requires_grad)
+            or (dh is not None and dh.requires_grad)
+        ):
+            made = BACKWARD.recorded(_rmsnorm_backward, (dy, x, w, rstd, dh, eps, offset))
+            return _results_backward[(w is None,)](*made)
+        return _rmsnorm_backward(dy, x, w, rstd, dh, eps, offset, given)
+    except WRONG_KIND as error:
+        BACKWARD.name_wrong_argument(error, (dy, x, w, rstd, dh), (eps, offset))
+        raise
 
 
 def _rmsnorm_backward(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._runtime.dispatch import PLAIN_TENSORS, Dispatcher, dispatch_modes, transforms
+from .._runtime.dispatch import PLAIN_TENSORS, WRONG_KIND, Dispatcher, dispatch_modes, transforms
 from .._runtime.gradients import Gradient
 from .._runtime.registration import register
 from .._runtime.signature import Argument, Dim, DTypeField, PassSignature, Scalar
@@ -74,24 +74,29 @@ def timex(w: Tensor, k: Tensor, eps: float = 0.0) -> Tensor:
     """
     if _is_compiling():
         return torch.ops.kgen_ops.timex(w, k, eps)
-    if dispatch_modes() or forward_ad._current_level >= 0:
-        return FORWARD.dispatched((w, k), (eps,))
-    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
-    given = ()
-    for fast_path in _fast_paths_forward(given, ()):
-        made = fast_path(w, k, eps)
-        if made is not None:
-            return made
-    if (
-        transforms()
-        or type(w) not in PLAIN_TENSORS
-        or type(k) not in PLAIN_TENSORS
-    ):
-        return FORWARD.dispatched((w, k), (eps,))
-    if _is_grad_enabled() and (w.requires_grad or k.requires_grad):
-        made = FORWARD.recorded(_timex, (w, k, eps))
-        return made[0]
-    return _timex(w, k, eps, given)
+    try:
+        if dispatch_modes() or forward_ad._current_level >= 0:
+            return FORWARD.dispatched((w, k), (eps,))
+        # Fast path: a call whose layouts were seen before skips dispatch; see
+        # `_runtime/fast_path.py`.
+        given = ()
+        for fast_path in _fast_paths_forward(given, ()):
+            made = fast_path(w, k, eps)
+            if made is not None:
+                return made
+        if (
+            transforms()
+            or type(w) not in PLAIN_TENSORS
+            or type(k) not in PLAIN_TENSORS
+        ):
+            return FORWARD.dispatched((w, k), (eps,))
+        if _is_grad_enabled() and (w.requires_grad or k.requires_grad):
+            made = FORWARD.recorded(_timex, (w, k, eps))
+            return made[0]
+        return _timex(w, k, eps, given)
+    except WRONG_KIND as error:
+        FORWARD.name_wrong_argument(error, (w, k), (eps,))
+        raise
 
 
 def _timex(w: Tensor, k: Tensor, eps: float = 0.0, given: Any = None) -> Tensor:
@@ -187,25 +192,30 @@ def timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     if _is_compiling():
         made = torch.ops.kgen_ops.timex_backward(gout, w, k)
         return TimexBackwardResult(*made)
-    if dispatch_modes() or forward_ad._current_level >= 0:
-        return BACKWARD.dispatched((gout, w, k), ())
-    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
-    given = ()
-    for fast_path in _fast_paths_backward(given, ()):
-        made = fast_path(gout, w, k)
-        if made is not None:
-            return made
-    if (
-        transforms()
-        or type(gout) not in PLAIN_TENSORS
-        or type(w) not in PLAIN_TENSORS
-        or type(k) not in PLAIN_TENSORS
-    ):
-        return BACKWARD.dispatched((gout, w, k), ())
-    if _is_grad_enabled() and (gout.requires_grad or w.requires_grad or k.requires_grad):
-        made = BACKWARD.recorded(_timex_backward, (gout, w, k))
-        return TimexBackwardResult(*made)
-    return _timex_backward(gout, w, k, given)
+    try:
+        if dispatch_modes() or forward_ad._current_level >= 0:
+            return BACKWARD.dispatched((gout, w, k), ())
+        # Fast path: a call whose layouts were seen before skips dispatch; see
+        # `_runtime/fast_path.py`.
+        given = ()
+        for fast_path in _fast_paths_backward(given, ()):
+            made = fast_path(gout, w, k)
+            if made is not None:
+                return made
+        if (
+            transforms()
+            or type(gout) not in PLAIN_TENSORS
+            or type(w) not in PLAIN_TENSORS
+            or type(k) not in PLAIN_TENSORS
+        ):
+            return BACKWARD.dispatched((gout, w, k), ())
+        if _is_grad_enabled() and (gout.requires_grad or w.requires_grad or k.requires_grad):
+            made = BACKWARD.recorded(_timex_backward, (gout, w, k))
+            return TimexBackwardResult(*made)
+        return _timex_backward(gout, w, k, given)
+    except WRONG_KIND as error:
+        BACKWARD.name_wrong_argument(error, (gout, w, k), ())
+        raise
 
 
 def _timex_backward(gout: Tensor, w: Tensor, k: Tensor, given: Any = None) -> tuple[Tensor, Tensor]:

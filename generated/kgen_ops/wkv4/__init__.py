@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from .._runtime.dispatch import (
     PLAIN_OR_NONE,
     PLAIN_TENSORS,
+    WRONG_KIND,
     Dispatcher,
     dispatch_modes,
     only,
@@ -128,41 +129,53 @@ def wkv4(
     if _is_compiling():
         made = torch.ops.kgen_ops.wkv4(k, v, w, u, initial_state, return_final_state, decay_form)
         return _results_forward[(not return_final_state,)](*made)
-    if dispatch_modes() or forward_ad._current_level >= 0:
-        return FORWARD.dispatched(
+    try:
+        if dispatch_modes() or forward_ad._current_level >= 0:
+            return FORWARD.dispatched(
+                (k, v, w, u, initial_state),
+                (),
+                (return_final_state, decay_form),
+            )
+        # Fast path: a call whose layouts were seen before skips dispatch; see
+        # `_runtime/fast_path.py`.
+        given = (initial_state is None, return_final_state, decay_form)
+        for fast_path in _fast_paths_forward(given, ()):
+            made = fast_path(k, v, w, u, initial_state)
+            if made is not None:
+                return made
+        if (
+            transforms()
+            or type(k) not in PLAIN_TENSORS
+            or type(v) not in PLAIN_TENSORS
+            or type(w) not in PLAIN_TENSORS
+            or type(u) not in PLAIN_TENSORS
+            or type(initial_state) not in PLAIN_OR_NONE
+        ):
+            return FORWARD.dispatched(
+                (k, v, w, u, initial_state),
+                (),
+                (return_final_state, decay_form),
+            )
+        if _is_grad_enabled() and (
+            k.requires_grad
+            or v.requires_grad
+            or w.requires_grad
+            or u.requires_grad
+            or (initial_state is not None and initial_state.requires_grad)
+        ):
+            made = FORWARD.recorded(_wkv4, (
+                k, v, w, u, initial_state, return_final_state, decay_form,
+            ))
+            return _results_forward[(not return_final_state,)](*made)
+        return _wkv4(k, v, w, u, initial_state, return_final_state, decay_form, given)
+    except WRONG_KIND as error:
+        FORWARD.name_wrong_argument(
+            error,
             (k, v, w, u, initial_state),
             (),
             (return_final_state, decay_form),
         )
-    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
-    given = (initial_state is None, return_final_state, decay_form)
-    for fast_path in _fast_paths_forward(given, ()):
-        made = fast_path(k, v, w, u, initial_state)
-        if made is not None:
-            return made
-    if (
-        transforms()
-        or type(k) not in PLAIN_TENSORS
-        or type(v) not in PLAIN_TENSORS
-        or type(w) not in PLAIN_TENSORS
-        or type(u) not in PLAIN_TENSORS
-        or type(initial_state) not in PLAIN_OR_NONE
-    ):
-        return FORWARD.dispatched(
-            (k, v, w, u, initial_state),
-            (),
-            (return_final_state, decay_form),
-        )
-    if _is_grad_enabled() and (
-        k.requires_grad
-        or v.requires_grad
-        or w.requires_grad
-        or u.requires_grad
-        or (initial_state is not None and initial_state.requires_grad)
-    ):
-        made = FORWARD.recorded(_wkv4, (k, v, w, u, initial_state, return_final_state, decay_form))
-        return _results_forward[(not return_final_state,)](*made)
-    return _wkv4(k, v, w, u, initial_state, return_final_state, decay_form, given)
+        raise
 
 
 def _wkv4(
@@ -348,47 +361,57 @@ def wkv4_backward(
             gy, k, v, w, u, initial_state, gfinal_state, decay_form,
         )
         return _results_backward[(initial_state is None,)](*made)
-    if dispatch_modes() or forward_ad._current_level >= 0:
-        return BACKWARD.dispatched(
+    try:
+        if dispatch_modes() or forward_ad._current_level >= 0:
+            return BACKWARD.dispatched(
+                (gy, k, v, w, u, initial_state, gfinal_state),
+                (),
+                (decay_form,),
+            )
+        # Fast path: a call whose layouts were seen before skips dispatch; see
+        # `_runtime/fast_path.py`.
+        given = (initial_state is None, gfinal_state is None, decay_form)
+        for fast_path in _fast_paths_backward(given, ()):
+            made = fast_path(gy, k, v, w, u, initial_state, gfinal_state)
+            if made is not None:
+                return made
+        if (
+            transforms()
+            or type(gy) not in PLAIN_TENSORS
+            or type(k) not in PLAIN_TENSORS
+            or type(v) not in PLAIN_TENSORS
+            or type(w) not in PLAIN_TENSORS
+            or type(u) not in PLAIN_TENSORS
+            or type(initial_state) not in PLAIN_OR_NONE
+            or type(gfinal_state) not in PLAIN_OR_NONE
+        ):
+            return BACKWARD.dispatched(
+                (gy, k, v, w, u, initial_state, gfinal_state),
+                (),
+                (decay_form,),
+            )
+        if _is_grad_enabled() and (
+            gy.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or w.requires_grad
+            or u.requires_grad
+            or (initial_state is not None and initial_state.requires_grad)
+            or (gfinal_state is not None and gfinal_state.requires_grad)
+        ):
+            made = BACKWARD.recorded(_wkv4_backward, (
+                gy, k, v, w, u, initial_state, gfinal_state, decay_form,
+            ))
+            return _results_backward[(initial_state is None,)](*made)
+        return _wkv4_backward(gy, k, v, w, u, initial_state, gfinal_state, decay_form, given)
+    except WRONG_KIND as error:
+        BACKWARD.name_wrong_argument(
+            error,
             (gy, k, v, w, u, initial_state, gfinal_state),
             (),
             (decay_form,),
         )
-    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
-    given = (initial_state is None, gfinal_state is None, decay_form)
-    for fast_path in _fast_paths_backward(given, ()):
-        made = fast_path(gy, k, v, w, u, initial_state, gfinal_state)
-        if made is not None:
-            return made
-    if (
-        transforms()
-        or type(gy) not in PLAIN_TENSORS
-        or type(k) not in PLAIN_TENSORS
-        or type(v) not in PLAIN_TENSORS
-        or type(w) not in PLAIN_TENSORS
-        or type(u) not in PLAIN_TENSORS
-        or type(initial_state) not in PLAIN_OR_NONE
-        or type(gfinal_state) not in PLAIN_OR_NONE
-    ):
-        return BACKWARD.dispatched(
-            (gy, k, v, w, u, initial_state, gfinal_state),
-            (),
-            (decay_form,),
-        )
-    if _is_grad_enabled() and (
-        gy.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or w.requires_grad
-        or u.requires_grad
-        or (initial_state is not None and initial_state.requires_grad)
-        or (gfinal_state is not None and gfinal_state.requires_grad)
-    ):
-        made = BACKWARD.recorded(_wkv4_backward, (
-            gy, k, v, w, u, initial_state, gfinal_state, decay_form,
-        ))
-        return _results_backward[(initial_state is None,)](*made)
-    return _wkv4_backward(gy, k, v, w, u, initial_state, gfinal_state, decay_form, given)
+        raise
 
 
 def _wkv4_backward(

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from .._runtime.dispatch import (
     PLAIN_OR_NONE,
     PLAIN_TENSORS,
+    WRONG_KIND,
     Dispatcher,
     dispatch_modes,
     only,
@@ -135,49 +136,59 @@ def wkv5(
             r, k, v, w, u, initial_state, cu_seqlens, scale, return_final_state, decay_form,
         )
         return _results_forward[(not return_final_state,)](*made)
-    if dispatch_modes() or forward_ad._current_level >= 0:
-        return FORWARD.dispatched(
+    try:
+        if dispatch_modes() or forward_ad._current_level >= 0:
+            return FORWARD.dispatched(
+                (r, k, v, w, u, initial_state, cu_seqlens),
+                (scale,),
+                (return_final_state, decay_form),
+            )
+        # Fast path: a call whose layouts were seen before skips dispatch; see
+        # `_runtime/fast_path.py`.
+        given = (initial_state is None, cu_seqlens is None, return_final_state, decay_form)
+        for fast_path in _fast_paths_forward(given, ()):
+            made = fast_path(r, k, v, w, u, initial_state, cu_seqlens, scale)
+            if made is not None:
+                return made
+        if (
+            transforms()
+            or type(r) not in PLAIN_TENSORS
+            or type(k) not in PLAIN_TENSORS
+            or type(v) not in PLAIN_TENSORS
+            or type(w) not in PLAIN_TENSORS
+            or type(u) not in PLAIN_TENSORS
+            or type(initial_state) not in PLAIN_OR_NONE
+            or type(cu_seqlens) not in PLAIN_OR_NONE
+        ):
+            return FORWARD.dispatched(
+                (r, k, v, w, u, initial_state, cu_seqlens),
+                (scale,),
+                (return_final_state, decay_form),
+            )
+        if _is_grad_enabled() and (
+            r.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or w.requires_grad
+            or u.requires_grad
+            or (initial_state is not None and initial_state.requires_grad)
+            or (cu_seqlens is not None and cu_seqlens.requires_grad)
+        ):
+            made = FORWARD.recorded(_wkv5, (
+                r, k, v, w, u, initial_state, cu_seqlens, scale, return_final_state, decay_form,
+            ))
+            return _results_forward[(not return_final_state,)](*made)
+        return _wkv5(
+            r, k, v, w, u, initial_state, cu_seqlens, scale, return_final_state, decay_form, given,
+        )
+    except WRONG_KIND as error:
+        FORWARD.name_wrong_argument(
+            error,
             (r, k, v, w, u, initial_state, cu_seqlens),
             (scale,),
             (return_final_state, decay_form),
         )
-    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
-    given = (initial_state is None, cu_seqlens is None, return_final_state, decay_form)
-    for fast_path in _fast_paths_forward(given, ()):
-        made = fast_path(r, k, v, w, u, initial_state, cu_seqlens, scale)
-        if made is not None:
-            return made
-    if (
-        transforms()
-        or type(r) not in PLAIN_TENSORS
-        or type(k) not in PLAIN_TENSORS
-        or type(v) not in PLAIN_TENSORS
-        or type(w) not in PLAIN_TENSORS
-        or type(u) not in PLAIN_TENSORS
-        or type(initial_state) not in PLAIN_OR_NONE
-        or type(cu_seqlens) not in PLAIN_OR_NONE
-    ):
-        return FORWARD.dispatched(
-            (r, k, v, w, u, initial_state, cu_seqlens),
-            (scale,),
-            (return_final_state, decay_form),
-        )
-    if _is_grad_enabled() and (
-        r.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or w.requires_grad
-        or u.requires_grad
-        or (initial_state is not None and initial_state.requires_grad)
-        or (cu_seqlens is not None and cu_seqlens.requires_grad)
-    ):
-        made = FORWARD.recorded(_wkv5, (
-            r, k, v, w, u, initial_state, cu_seqlens, scale, return_final_state, decay_form,
-        ))
-        return _results_forward[(not return_final_state,)](*made)
-    return _wkv5(
-        r, k, v, w, u, initial_state, cu_seqlens, scale, return_final_state, decay_form, given,
-    )
+        raise
 
 
 def _wkv5(
@@ -390,53 +401,63 @@ def wkv5_backward(
             gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale, decay_form,
         )
         return _results_backward[(initial_state is None,)](*made)
-    if dispatch_modes() or forward_ad._current_level >= 0:
-        return BACKWARD.dispatched(
+    try:
+        if dispatch_modes() or forward_ad._current_level >= 0:
+            return BACKWARD.dispatched(
+                (gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens),
+                (scale,),
+                (decay_form,),
+            )
+        # Fast path: a call whose layouts were seen before skips dispatch; see
+        # `_runtime/fast_path.py`.
+        given = (initial_state is None, gfinal_state is None, cu_seqlens is None, decay_form)
+        for fast_path in _fast_paths_backward(given, ()):
+            made = fast_path(gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale)
+            if made is not None:
+                return made
+        if (
+            transforms()
+            or type(gy) not in PLAIN_TENSORS
+            or type(r) not in PLAIN_TENSORS
+            or type(k) not in PLAIN_TENSORS
+            or type(v) not in PLAIN_TENSORS
+            or type(w) not in PLAIN_TENSORS
+            or type(u) not in PLAIN_TENSORS
+            or type(initial_state) not in PLAIN_OR_NONE
+            or type(gfinal_state) not in PLAIN_OR_NONE
+            or type(cu_seqlens) not in PLAIN_OR_NONE
+        ):
+            return BACKWARD.dispatched(
+                (gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens),
+                (scale,),
+                (decay_form,),
+            )
+        if _is_grad_enabled() and (
+            gy.requires_grad
+            or r.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or w.requires_grad
+            or u.requires_grad
+            or (initial_state is not None and initial_state.requires_grad)
+            or (gfinal_state is not None and gfinal_state.requires_grad)
+            or (cu_seqlens is not None and cu_seqlens.requires_grad)
+        ):
+            made = BACKWARD.recorded(_wkv5_backward, (
+                gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale, decay_form,
+            ))
+            return _results_backward[(initial_state is None,)](*made)
+        return _wkv5_backward(
+            gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale, decay_form, given,
+        )
+    except WRONG_KIND as error:
+        BACKWARD.name_wrong_argument(
+            error,
             (gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens),
             (scale,),
             (decay_form,),
         )
-    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
-    given = (initial_state is None, gfinal_state is None, cu_seqlens is None, decay_form)
-    for fast_path in _fast_paths_backward(given, ()):
-        made = fast_path(gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale)
-        if made is not None:
-            return made
-    if (
-        transforms()
-        or type(gy) not in PLAIN_TENSORS
-        or type(r) not in PLAIN_TENSORS
-        or type(k) not in PLAIN_TENSORS
-        or type(v) not in PLAIN_TENSORS
-        or type(w) not in PLAIN_TENSORS
-        or type(u) not in PLAIN_TENSORS
-        or type(initial_state) not in PLAIN_OR_NONE
-        or type(gfinal_state) not in PLAIN_OR_NONE
-        or type(cu_seqlens) not in PLAIN_OR_NONE
-    ):
-        return BACKWARD.dispatched(
-            (gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens),
-            (scale,),
-            (decay_form,),
-        )
-    if _is_grad_enabled() and (
-        gy.requires_grad
-        or r.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or w.requires_grad
-        or u.requires_grad
-        or (initial_state is not None and initial_state.requires_grad)
-        or (gfinal_state is not None and gfinal_state.requires_grad)
-        or (cu_seqlens is not None and cu_seqlens.requires_grad)
-    ):
-        made = BACKWARD.recorded(_wkv5_backward, (
-            gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale, decay_form,
-        ))
-        return _results_backward[(initial_state is None,)](*made)
-    return _wkv5_backward(
-        gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale, decay_form, given,
-    )
+        raise
 
 
 def _wkv5_backward(

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from .._runtime.dispatch import (
     PLAIN_OR_NONE,
     PLAIN_TENSORS,
+    WRONG_KIND,
     Dispatcher,
     dispatch_modes,
     transforms,
@@ -117,48 +118,58 @@ def wkv5_decode(
         return torch.ops.kgen_ops.wkv5_decode(
             r, k, v, w, u, state_pool, state_indices, scale, decay_form,
         )
-    if dispatch_modes() or forward_ad._current_level >= 0:
-        return FORWARD.dispatched(
+    try:
+        if dispatch_modes() or forward_ad._current_level >= 0:
+            return FORWARD.dispatched(
+                (r, k, v, w, u, state_pool, state_indices),
+                (scale,),
+                (decay_form,),
+            )
+        # Fast path: a call whose layouts were seen before skips dispatch; see
+        # `_runtime/fast_path.py`.
+        given = (state_indices is None, decay_form)
+        for fast_path in _fast_paths_forward(given, ()):
+            made = fast_path(r, k, v, w, u, state_pool, state_indices, scale)
+            if made is not None:
+                written(state_pool)
+                return made
+        if (
+            transforms()
+            or type(r) not in PLAIN_TENSORS
+            or type(k) not in PLAIN_TENSORS
+            or type(v) not in PLAIN_TENSORS
+            or type(w) not in PLAIN_TENSORS
+            or type(u) not in PLAIN_TENSORS
+            or type(state_pool) not in PLAIN_TENSORS
+            or type(state_indices) not in PLAIN_OR_NONE
+        ):
+            return FORWARD.dispatched(
+                (r, k, v, w, u, state_pool, state_indices),
+                (scale,),
+                (decay_form,),
+            )
+        if _is_grad_enabled() and (
+            r.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or w.requires_grad
+            or u.requires_grad
+            or state_pool.requires_grad
+            or (state_indices is not None and state_indices.requires_grad)
+        ):
+            made = FORWARD.recorded(_wkv5_decode, (
+                r, k, v, w, u, state_pool, state_indices, scale, decay_form,
+            ))
+            return made[0]
+        return _wkv5_decode(r, k, v, w, u, state_pool, state_indices, scale, decay_form, given)
+    except WRONG_KIND as error:
+        FORWARD.name_wrong_argument(
+            error,
             (r, k, v, w, u, state_pool, state_indices),
             (scale,),
             (decay_form,),
         )
-    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
-    given = (state_indices is None, decay_form)
-    for fast_path in _fast_paths_forward(given, ()):
-        made = fast_path(r, k, v, w, u, state_pool, state_indices, scale)
-        if made is not None:
-            written(state_pool)
-            return made
-    if (
-        transforms()
-        or type(r) not in PLAIN_TENSORS
-        or type(k) not in PLAIN_TENSORS
-        or type(v) not in PLAIN_TENSORS
-        or type(w) not in PLAIN_TENSORS
-        or type(u) not in PLAIN_TENSORS
-        or type(state_pool) not in PLAIN_TENSORS
-        or type(state_indices) not in PLAIN_OR_NONE
-    ):
-        return FORWARD.dispatched(
-            (r, k, v, w, u, state_pool, state_indices),
-            (scale,),
-            (decay_form,),
-        )
-    if _is_grad_enabled() and (
-        r.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or w.requires_grad
-        or u.requires_grad
-        or state_pool.requires_grad
-        or (state_indices is not None and state_indices.requires_grad)
-    ):
-        made = FORWARD.recorded(_wkv5_decode, (
-            r, k, v, w, u, state_pool, state_indices, scale, decay_form,
-        ))
-        return made[0]
-    return _wkv5_decode(r, k, v, w, u, state_pool, state_indices, scale, decay_form, given)
+        raise
 
 
 def _wkv5_decode(
