@@ -55,10 +55,14 @@ def test_tensors_of_a_wrong_kind(kgen_ops: ModuleType, kind: str, name: str) -> 
     assert name in str(raised.value)
 
 
-@pytest.mark.parametrize("value", [
-    None, "a", b"1", [1.0], {}, 1j, object(), 10**400, torch.ones(2), torch.tensor(1j),
-    torch.tensor(1.0, device="meta"),
-], ids=repr)
+NO_NUMBERS = {
+    "None": None, "str": "a", "bytes": b"1", "list": [1.0], "dict": {}, "complex": 1j,
+    "object": object(), "beyond float": 10**400, "two elements": torch.ones(2),
+    "complex tensor": torch.tensor(1j), "meta": torch.tensor(1.0, device="meta"),
+}
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS.values(), ids=NO_NUMBERS)
 @pytest.mark.parametrize("name", ["eps", "offset"])
 @pytest.mark.parametrize("prepared", [False, True], ids=["first", "later"])
 def test_scalars_that_are_no_numbers(
