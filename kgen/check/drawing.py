@@ -138,11 +138,14 @@ def drawn_inputs(
         shared, of = _shared(operator, pass_, problem, drawn, linear_names)
         drawn = with_opposites(drawn, shared, of, pass_, problem, rows)
     elif case.name in (ONES, ONE_STEP):
-        change = with_ones if case.name == ONES else with_one_step
         weights = weights_of(pass_, operator.slab_dim)
-        drawn = change(
-            drawn, pass_, problem, linear_names(), rows, operator.serial_dims, weights
-        )
+        steps = operator.serial_dims
+        if case.name == ONES:
+            drawn = with_ones(drawn, pass_, linear_names(), rows, steps, weights)
+        else:
+            drawn = with_one_step(
+                drawn, pass_, problem, linear_names(), rows, steps, weights
+            )
     elif case.name == RUNS:
         drawn = with_runs(drawn, pass_, problem, rows, operator.serial_dims)
         if packing is not None and packing.offsets in drawn:

@@ -1,19 +1,19 @@
 """Inputs as losses and untrained models leave them: all ones, and all zeros but for one step.
 
-`ones by rows`: the first input in which outputs are linear is 1 everywhere, as the gradient of a
-sum is; so are those without the slab dim, such as a gain. Inputs in which outputs are not linear
-are equal along their last dim in some rows (see `row_values`), as decays of a head are: the root
-mean square of what was drawn, so that no recurrence grows by it. In some of these rows they are
-alike at all steps, too.
+`ones`: the first input in which outputs are linear is 1 everywhere, as the gradient of a sum is; so
+are those without the slab dim, such as a gain.
 
 `one step by rows`: the first input in which outputs are linear, in a backward pass the gradient of
 an output, is 0 in a row but for the last, the first or a middle step, one element, or the second
 half of the steps: a loss of the last token alone. Without steps that holds for the rows of each
 column; one row has one element, and one nothing. In some rows each of the others in which outputs
 are linear is 1 everywhere, by turns. Those without steps, such as a state, are the unit matrix in
-some rows, and have one element or one line in others. Inputs in which outputs are not linear are 0,
-tiny, or 0 but for the first feature in some rows. Inputs of operators with steps that lack the slab
-dim are 0.
+some rows, and have one element or one line in others.
+
+Inputs in which outputs are not linear are 0, tiny, or 0 but for the first feature in some rows, one
+input at a time. In one kind of rows all of these are equal along their last dim, as decays of a
+head are: the root mean square of what was drawn, so that no recurrence grows by it. Inputs of
+operators with steps that lack the slab dim are 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kgen.check.row_values import row_numbers
 from kgen.model.problem import Problem
 from kgen.model.signature import Pass
 
-ONES = "ones by rows"
+ONES = "ones"
 ONE_STEP = "one step by rows"
 LONE = (ONES, ONE_STEP)
 
@@ -37,31 +37,22 @@ _TINY = 2.0**-30
 def with_ones(
     drawn: Mapping[str, Tensor],
     pass_: Pass,
-    problem: Problem,
     linear: frozenset[str],
     row_dims: Sequence[str],
     steps: Collection[str],
     weights: Collection[str],
 ) -> dict[str, Tensor]:
-    """Turn ordinary inputs into those of `ONES`; arguments as of `with_row_values`.
+    """Turn ordinary inputs into those of `ONES`.
 
     Args:
+        drawn, pass_, linear, row_dims: As of `with_row_values`.
         steps: The dims of steps; none if they do not follow each other.
         weights: The inputs without the slab dim.
     """
     found = dict(drawn)
-    dims_of = {t.name: t.dims for t in pass_.inputs}
     others = _of_any_value(drawn, pass_, linear, row_dims, steps)
     for name in (name for place, name in enumerate(others) if place == 0 or name in weights):
         found[name] = torch.ones_like(drawn[name])
-    for name in _of_one_kind(drawn, pass_, others, row_dims, steps, weights):
-        value = drawn[name].float()
-        equal = value[..., :1].sign() * value.square().mean(-1, keepdim=True).sqrt()
-        row = row_numbers(dims_of[name], value, problem, row_dims)
-        equal = torch.where(row // 2 % 2 == 0, equal, value)
-        for axis in (axis for axis, dim in enumerate(dims_of[name]) if dim in steps):
-            equal = torch.where(row % 4 == 0, equal.narrow(axis, 0, 1), equal)
-        found[name] = equal.to(drawn[name].dtype)
     return found
 
 
@@ -74,10 +65,16 @@ def with_one_step(
     steps: Collection[str],
     weights: Collection[str],
 ) -> dict[str, Tensor]:
-    """Turn ordinary inputs into those of `ONE_STEP`; arguments as of `with_ones`."""
+    """Turn ordinary inputs into those of `ONE_STEP`; other arguments as of `with_ones`.
+
+    Args:
+        problem: As of `with_row_values`.
+    """
     found = dict(drawn)
     dims_of = {t.name: t.dims for t in pass_.inputs}
     others = _of_any_value(drawn, pass_, linear, row_dims, steps)
+    own = _of_one_kind(drawn, pass_, others, row_dims, steps)
+    kinds = 3 * len(own) + 2
     for place, name in enumerate(others):
         value, dims = drawn[name], dims_of[name]
         row = row_numbers(dims, value, problem, row_dims)
@@ -95,20 +92,32 @@ def with_one_step(
                 value = torch.where((row + place) % 4 == number, changed, value)
             found[name] = value
         if place > 0 and name not in weights:  # two such inputs would add up rounding errors
-            ones = row % len(others) == place
+            ones = (row % len(others) == place) & (row % kinds != kinds - 1)
             found[name] = torch.where(ones, torch.ones_like(value), found[name])
     if steps:  # without, an input may be what outputs are divided by
         found |= {name: torch.zeros_like(drawn[name]) for name in weights}
-    own = _of_one_kind(drawn, pass_, others, row_dims, steps, ())
     for place, name in enumerate(own):
         value = drawn[name]
-        kind = row_numbers(dims_of[name], value, problem, row_dims) % (3 * len(own) + 1)
+        row = row_numbers(dims_of[name], value, problem, row_dims)
+        kind = row % kinds
         first = torch.arange(value.shape[-1], device=value.device) == 0
         zero = torch.zeros_like(value)
+        equal = _equal(value, dims_of[name], row // kinds % 2 == 0, steps)
         for number, changed in enumerate((zero, torch.where(first, value, zero), value * _TINY)):
             value = torch.where(kind == number * len(own) + place, changed, value)
-        found[name] = value
+        found[name] = torch.where(kind == kinds - 1, equal, value)
     return found
+
+
+def _equal(
+    value: Tensor, dims: Sequence[str], are_alike: Tensor, steps: Collection[str]
+) -> Tensor:
+    """One number along the last dim, with the sign of the first; in some rows at all steps."""
+    size = value.float().square().mean(-1, keepdim=True).sqrt()
+    equal = (value[..., :1].sign() * size).to(value.dtype)
+    for axis in (axis for axis, dim in enumerate(dims) if dim in steps):
+        equal = torch.where(are_alike, equal.narrow(axis, 0, 1), equal)
+    return equal.expand_as(value)
 
 
 def _few_steps(value: Tensor, axis: int, kind: Tensor) -> Tensor:
@@ -163,7 +172,6 @@ def _of_one_kind(
     others: Collection[str],
     row_dims: Sequence[str],
     steps: Collection[str],
-    weights: Collection[str],
 ) -> list[str]:
     """The other inputs of several features at each step, such as decays."""
     return [
@@ -172,6 +180,6 @@ def _of_one_kind(
         if t.name not in others
         and drawn[t.name].is_floating_point()
         and drawn[t.name].numel() > 0
-        and (any(dim in steps for dim in t.dims) or (t.name in weights and len(t.dims) > 1))
+        and any(dim in steps for dim in t.dims)
         and t.dims[-1] not in (*row_dims, *steps)
     ]

@@ -130,13 +130,6 @@ LONE = (
         ),
     ),
     Family(
-        "wkv5", "backward", "naive", _WKV,
-        (
-            _gw("decays that are equal along the keys", "K > 3 && w_h(0, 0) < -0.01f &&"
-                f" {_all('K', 'w_h(0, i) == w_h(0, 0)')}"),
-        ),
-    ),
-    Family(
         "wkv6", "backward", "naive", _WKV,
         (
             _gr("a gradient of ones", f"span.steps > 4 && V > 3 && {_ONES}"),
