@@ -45,7 +45,13 @@ from kgen.check.layouts import (
     side_by_side,
     write,
 )
-from kgen.check.lone_values import ONE_STEP, ONES, with_one_step, with_ones
+from kgen.check.lone_values import (
+    ONE_STEP,
+    ONES,
+    with_kinds_of_decays,
+    with_one_step,
+    with_ones,
+)
 from kgen.check.precision import torch_dtype
 from kgen.check.row_values import (
     BY_ROWS,
@@ -130,6 +136,10 @@ def drawn_inputs(
         drawn = with_row_signs(drawn, pass_, problem, linear_names(), rows)
     elif case.name == SHAPES:
         drawn = with_shapes(drawn, pass_, problem, linear_names(), rows, is_serial)
+        if is_serial:
+            drawn = with_kinds_of_decays(
+                drawn, pass_, problem, linear_names(), rows, operator.serial_dims
+            )
     elif case.name == ALIKE:
         steps = operator.serial_dims or rows[:1]  # else all rows of the slab dim are alike
         others = rows if operator.serial_dims else []
@@ -139,6 +149,8 @@ def drawn_inputs(
         drawn = with_opposites(drawn, shared, of, pass_, problem, rows)
     elif case.name in (ONES, ONE_STEP):
         weights = weights_of(pass_, operator.slab_dim)
+        if packing is not None:  # states are of a sequence
+            weights -= {t.name for t in pass_.inputs if packing.sequences in t.dims}
         steps = operator.serial_dims
         if case.name == ONES:
             drawn = with_ones(drawn, pass_, linear_names(), rows, steps, weights)

@@ -4,16 +4,16 @@
 are those without the slab dim, such as a gain.
 
 `one step by rows`: the first input in which outputs are linear, in a backward pass the gradient of
-an output, is 0 in a row but for the last, the first or a middle step, one element, or the second
-half of the steps: a loss of the last token alone. Without steps that holds for the rows of each
-column; one row has one element, and one nothing. In some rows each of the others in which outputs
-are linear is 1 everywhere, by turns. Those without steps, such as a state, are the unit matrix in
-some rows, and have one element or one line in others.
+an output, is 0 in a row (see `row_values`) but for the last, the first or a middle step, one
+element, or the second half of the steps: a loss of the last token alone. Without steps that holds
+for the rows of each column; one row has one element, and one nothing. In some rows each of the
+others in which outputs are linear is 1 everywhere, by turns. Those without steps, such as a state,
+are the unit matrix in some rows, and have one element or one line in others. Inputs of operators
+with steps that lack the slab dim are 0.
 
-Inputs in which outputs are not linear are 0, tiny, or 0 but for the first feature in some rows, one
-input at a time. In one kind of rows all of these are equal along their last dim, as decays of a
-head are: the root mean square of what was drawn, so that no recurrence grows by it. Inputs of
-operators with steps that lack the slab dim are 0.
+`shapes by rows` has kinds of decays and the like (`with_kinds_of_decays`): 0, tiny, of one feature,
+or equal along their last dim, as decays of a head are, with the root mean square of what was drawn,
+so that no recurrence grows by it.
 """
 
 from __future__ import annotations
@@ -73,8 +73,6 @@ def with_one_step(
     found = dict(drawn)
     dims_of = {t.name: t.dims for t in pass_.inputs}
     others = _of_any_value(drawn, pass_, linear, row_dims, steps)
-    own = _of_one_kind(drawn, pass_, others, row_dims, steps)
-    kinds = 3 * len(own) + 2
     for place, name in enumerate(others):
         value, dims = drawn[name], dims_of[name]
         row = row_numbers(dims, value, problem, row_dims)
@@ -92,10 +90,39 @@ def with_one_step(
                 value = torch.where((row + place) % 4 == number, changed, value)
             found[name] = value
         if place > 0 and name not in weights:  # two such inputs would add up rounding errors
-            ones = (row % len(others) == place) & (row % kinds != kinds - 1)
+            ones = row % len(others) == place
             found[name] = torch.where(ones, torch.ones_like(value), found[name])
     if steps:  # without, an input may be what outputs are divided by
         found |= {name: torch.zeros_like(drawn[name]) for name in weights}
+    return found
+
+
+def with_kinds_of_decays(
+    drawn: Mapping[str, Tensor],
+    pass_: Pass,
+    problem: Problem,
+    linear: frozenset[str],
+    row_dims: Sequence[str],
+    steps: Collection[str],
+) -> dict[str, Tensor]:
+    """Change inputs of several features at each step in which outputs are not linear.
+
+    They are 0, tiny, or 0 but for the first feature in some rows, one input at a time; equal along
+    the last dim in one kind of rows, all together. Where gradients are 0 at most steps, such
+    decays would leave results far smaller than what they are computed from.
+    """
+    found = dict(drawn)
+    dims_of = {t.name: t.dims for t in pass_.inputs}
+    own = [
+        t.name
+        for t in pass_.inputs
+        if t.name not in linear
+        and drawn[t.name].is_floating_point()
+        and drawn[t.name].numel() > 0
+        and any(dim in steps for dim in t.dims)
+        and t.dims[-1] not in (*row_dims, *steps)
+    ]
+    kinds = 3 * len(own) + 2
     for place, name in enumerate(own):
         value = drawn[name]
         row = row_numbers(dims_of[name], value, problem, row_dims)
@@ -104,8 +131,8 @@ def with_one_step(
         zero = torch.zeros_like(value)
         equal = _equal(value, dims_of[name], row // kinds % 2 == 0, steps)
         for number, changed in enumerate((zero, torch.where(first, value, zero), value * _TINY)):
-            value = torch.where(kind == number * len(own) + place, changed, value)
-        found[name] = torch.where(kind == kinds - 1, equal, value)
+            value = torch.where(kind == 1 + number * len(own) + place, changed, value)
+        found[name] = torch.where(kind == 0, equal, value)
     return found
 
 
@@ -163,23 +190,4 @@ def _of_any_value(
         and drawn[t.name].numel() > 0
         and (t.name in linear or not steps)
         and t.dims[-1] not in row_dims
-    ]
-
-
-def _of_one_kind(
-    drawn: Mapping[str, Tensor],
-    pass_: Pass,
-    others: Collection[str],
-    row_dims: Sequence[str],
-    steps: Collection[str],
-) -> list[str]:
-    """The other inputs of several features at each step, such as decays."""
-    return [
-        t.name
-        for t in pass_.inputs
-        if t.name not in others
-        and drawn[t.name].is_floating_point()
-        and drawn[t.name].numel() > 0
-        and any(dim in steps for dim in t.dims)
-        and t.dims[-1] not in (*row_dims, *steps)
     ]
