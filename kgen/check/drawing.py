@@ -25,6 +25,7 @@ from kgen.check.hard_values import (
     NONFINITE,
     POWERS,
     base_of,
+    weights_of,
     with_hard_values,
     with_nearby_values,
     with_powers_of_two,
@@ -44,6 +45,13 @@ from kgen.check.layouts import (
     side_by_side,
     write,
 )
+from kgen.check.lone_values import (
+    ONE_STEP,
+    ONES,
+    with_kinds_of_decays,
+    with_one_step,
+    with_ones,
+)
 from kgen.check.precision import torch_dtype
 from kgen.check.row_values import (
     BY_ROWS,
@@ -60,6 +68,7 @@ from kgen.check.shaped_values import (
     OPPOSITE,
     SHAPED,
     SHAPES,
+    cut_to_last,
     cut_to_one,
     with_opposites,
     with_shapes,
@@ -127,13 +136,28 @@ def drawn_inputs(
         drawn = with_row_signs(drawn, pass_, problem, linear_names(), rows)
     elif case.name == SHAPES:
         drawn = with_shapes(drawn, pass_, problem, linear_names(), rows, is_serial)
+        if is_serial:
+            drawn = with_kinds_of_decays(
+                drawn, pass_, problem, linear_names(), rows, operator.serial_dims
+            )
     elif case.name == ALIKE:
-        drawn = with_steps_alike(
-            drawn, pass_, problem, linear_names(), rows, operator.serial_dims
-        )
+        steps = operator.serial_dims or rows[:1]  # else all rows of the slab dim are alike
+        others = rows if operator.serial_dims else []
+        drawn = with_steps_alike(drawn, pass_, problem, linear_names(), others, steps)
     elif case.name == OPPOSITE:
         shared, of = _shared(operator, pass_, problem, drawn, linear_names)
         drawn = with_opposites(drawn, shared, of, pass_, problem, rows)
+    elif case.name in (ONES, ONE_STEP):
+        weights = weights_of(pass_, operator.slab_dim)
+        if packing is not None:  # states are of a sequence
+            weights -= {t.name for t in pass_.inputs if packing.sequences in t.dims}
+        steps = operator.serial_dims
+        if case.name == ONES:
+            drawn = with_ones(drawn, pass_, linear_names(), rows, steps, weights)
+        else:
+            drawn = with_one_step(
+                drawn, pass_, problem, linear_names(), rows, steps, weights
+            )
     elif case.name == RUNS:
         drawn = with_runs(drawn, pass_, problem, rows, operator.serial_dims)
         if packing is not None and packing.offsets in drawn:
@@ -146,6 +170,8 @@ def drawn_inputs(
         drawn[packing.offsets] = cut(case.name, drawn[packing.offsets])
     if case.name in SHAPED[:2] and packing is not None and packing.offsets in drawn:
         drawn[packing.offsets] = cut_to_one(case.name, drawn[packing.offsets])
+    if case.name == ONES and packing is not None and packing.offsets in drawn:
+        drawn[packing.offsets] = cut_to_last(drawn[packing.offsets])
     if case.layout == SHARED:
         drawn, _ = _shared(operator, pass_, problem, drawn, linear_names)
     if case.layout == EXPANDED:

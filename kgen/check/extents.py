@@ -20,6 +20,7 @@ from kgen.check.sizes import (
     FEW,
     LONG,
     MANY,
+    MANY_ROWS,
     MANY_THREADS,
     NARROW,
     PACKED,
@@ -293,10 +294,11 @@ class Extents:
 
     def rows_of_kinds(self, constants: Collection[str]) -> Dims:
         """As `unequal`, but with as many heads as there may be kinds of rows, and fewer steps."""
+        repeats = [name for name in self.operator.repeats if name not in constants]
         dims = next(self.unequal(constants), {})
-        if not dims:
+        if not dims and (not repeats or not self.operator.serial_dims):
             return {}
-        last = [name for name in self.operator.repeats if name in dims][-1]
+        last = [name for name in repeats if name in dims or not dims][-1]
         few = {
             name: min(dims.get(name, self.problem.dim(name)), ROW_STEPS)
             for name in self.operator.serial_dims
@@ -317,7 +319,8 @@ class Extents:
         for name in dict.fromkeys([self.operator.slab_dim, *self.operator.repeats]):
             if self.sizes.flops is None or name not in smallest:
                 continue
-            dims = self._narrow_extents(constants) | {name: MANY}
+            many = MANY_ROWS if name == self.operator.slab_dim else MANY
+            dims = self._narrow_extents(constants) | {name: many}
             if not self._takes_many(dims, threads) and self._is_modest(dims, threads, times=4):
                 yield dims
 

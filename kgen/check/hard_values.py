@@ -11,7 +11,8 @@ range of their own. With them scalars are as large, if outputs are linear in the
 sequences begin at whole numbers of tiles, which random cuts hardly do.
 
 `first zero`, `last zero`: the first, or the last, of the inputs in which all outputs are linear is
-0: the gradient of an output that the loss does not use, and that of a state.
+0: the gradient of an output that the loss does not use, and that of a state. `zero weights`: those
+without the slab dim in which outputs are linear are 0, in operators without steps.
 
 In an operator's own cases every second exact zero of the other inputs is -0, and every second
 infinite one 100 or -100: where an exponential overflows, a kernel may go wrong before infinity.
@@ -36,6 +37,7 @@ import torch
 from torch import Tensor
 
 from kgen.check.case import NORMAL, Case
+from kgen.check.lone_values import LONE
 from kgen.check.row_values import ROW_SETS, SIGNS_BY_ROWS
 from kgen.check.run_values import RUNS
 from kgen.check.shaped_values import SHAPED
@@ -47,6 +49,7 @@ LARGE = "large"
 LARGE_CASES = (LARGE, "huge")
 UNEQUAL = ("large and small", "small and large")
 ZEROS = ("first zero", "last zero")
+ZERO_WEIGHTS = "zero weights"
 NANS = ("nan elsewhere", "nan in weights")
 NONFINITE = "nonfinite"
 POSITIVE = "positive"
@@ -65,7 +68,10 @@ LARGE_SCALAR = 2.75
 
 def base_of(operator: Operator, case: Case) -> str:
     """The operator's own case that a set's values are drawn from."""
-    own = (LARGE, *UNEQUAL, *ZEROS, *NANS, *ROW_SETS, SIGNS_BY_ROWS, POWERS, RUNS, *SHAPED)
+    own = (
+        LARGE, *UNEQUAL, *ZEROS, ZERO_WEIGHTS, *NANS, *ROW_SETS, SIGNS_BY_ROWS, POWERS, RUNS,
+        *SHAPED, *LONE,
+    )
     if case.name in operator.cases or case.name not in own:
         return case.name
     if case.name in NANS and NONFINITE in operator.cases:
@@ -100,6 +106,9 @@ def with_hard_values(
         chosen = linear & weights if case.name == NANS[1] else drawn.keys() - weights
         values = (torch.nan, torch.inf, -torch.inf) if case.name == NANS[1] else (torch.nan,)
         return dict(_with_special(drawn, chosen, values))
+    if case.name == ZERO_WEIGHTS:
+        weights = linear & weights_of(pass_, slab_dim)
+        return {n: torch.zeros_like(v) if n in weights else v for n, v in drawn.items()}
     if case.name in ZEROS:
         place = -ZEROS.index(case.name)
         silent = [name for name in drawn if name in linear][place : place + 1 or None]
@@ -110,7 +119,7 @@ def with_hard_values(
         is_up = (place % 2 == 0) == (case.name == UNEQUAL[0])
         found[name] = _with_zeros(drawn[name] * 2.0 ** (up if is_up else -up), case.seed + place)
     if packing is not None and packing.offsets in found:
-        found[packing.offsets] = _at_tiles(found[packing.offsets])
+        found[packing.offsets] = _at_tiles(found[packing.offsets], case.name == UNEQUAL[1])
     return found
 
 
@@ -318,13 +327,20 @@ def scalars_times(
     }
 
 
-def _at_tiles(offsets: Tensor) -> Tensor:
-    """Where sequences begin, at multiples of 64 or, where there are few steps, of 16."""
+def _at_tiles(offsets: Tensor, one_each: bool) -> Tensor:
+    """Where sequences begin, at multiples of 64 or, where there are few steps, of 16.
+
+    Args:
+        offsets: As drawn.
+        one_each: Whether each has one tile, as long as there are steps.
+    """
     if offsets.numel() == 0:
         return offsets
     steps = int(offsets[-1])
     tile = 64 if steps >= 192 else 16
     cut = offsets // tile * tile
+    if one_each:
+        cut = (torch.arange(len(cut), device=cut.device) * tile).clamp_max(steps).to(cut.dtype)
     cut[-1] = steps
     return cut
 

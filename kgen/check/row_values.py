@@ -5,12 +5,13 @@ rmsnorm, a head of a sequence of wkv. The set `zero or equal by rows` shows what
 `last zero` cannot: zeros in an input that is neither the first nor the last, and a row of equal
 values, which a kernel may take for something else.
 
-`tiny by rows`: one of the inputs in which outputs are linear is 2^-40 times as large (2^-10 in
+`tiny by rows`: one of the inputs in which outputs are linear is 2^-64 times as large (2^-10 in
 fp16) in some rows: what a kernel drops because it is small must not be dropped where nothing is
-larger. `nan by rows`: one of these inputs is NaN with a negative sign in some rows, at every
-element. Other sets have one NaN, of a positive sign. Where steps do not follow each other, there
-are rows with an Inf and a -Inf in that input, too, and rows whose second half is -Inf, as masks
-leave them.
+larger. In other rows, where no dtype is fp16, it is 2^40 times as large.
+
+`nan by rows`: one of these inputs is NaN with a negative sign in some rows, at every element. Other
+sets have one NaN, of a positive sign. Where steps do not follow each other, there are rows with an
+Inf and a -Inf in that input, too, and rows whose second half is -Inf, as masks leave them.
 
 `signs by rows`: all elements of an input in which outputs are linear have one sign in a row,
 negative or positive. A maximum that begins at 0 is right for inputs of both signs.
@@ -35,7 +36,8 @@ ROW_SETS = (BY_ROWS, TINY_BY_ROWS, NAN_BY_ROWS)
 
 SIGNS_BY_ROWS = "signs by rows"
 
-_TINY = 2.0**-40
+_TINY = 2.0**-64
+_HUGE = 2.0**40
 _TINY_16 = 2.0**-10  # in fp16, whose least normal number is 2^-14
 
 
@@ -123,6 +125,9 @@ def with_special_rows(
         and any(dim in t.dims for dim in row_dims)
     ]
     each = 3 if name == NAN_BY_ROWS and not is_serial else 1  # kinds of rows per input
+    has_huge = name == TINY_BY_ROWS and not any(v.dtype == torch.float16 for v in drawn.values())
+    if has_huge:
+        each = 2
     kinds = each * len(chosen) + 1
     found = dict(drawn)
     for place, one in enumerate(_middle_first(chosen)):
@@ -134,6 +139,8 @@ def with_special_rows(
         if name == TINY_BY_ROWS:
             tiny = value * (_TINY_16 if value.dtype == torch.float16 else _TINY)
             found[one] = torch.where(kind == place, tiny, value)
+            if has_huge:
+                found[one] = torch.where(kind == len(chosen) + place, value * _HUGE, found[one])
             continue
         found[one] = torch.where(kind == place, _negative_nan(value), value)
         if each == 3:

@@ -29,9 +29,11 @@ from kgen.check.hard_values import (
     NANS,
     POWERS,
     UNEQUAL,
+    ZERO_WEIGHTS,
     ZEROS,
     weights_of,
 )
+from kgen.check.lone_values import LONE, ONES
 from kgen.check.row_values import ROW_SETS, SIGNS_BY_ROWS
 from kgen.check.run_values import RUNS
 from kgen.check.shaped_values import ALIKE, OPPOSITE, SHAPES
@@ -215,14 +217,23 @@ class Schedule:
         hard.append(replace(powers, scalars=large_scalars(self.pass_)))
         if weights_of(self.pass_, self.operator.slab_dim):
             hard.append(self._case(NANS[-1], dims))
+            if not self.operator.serial_dims:
+                hard.append(self._case(ZERO_WEIGHTS, dims))
         return hard
 
     def _shaped(self, dims: Dims, constants: Collection[str]) -> Iterator[Case]:
         """Inputs of a shape that random values do not have, or that are alike."""
         steps = [name for name in self.operator.serial_dims if name not in constants]
         yield self._case(SHAPES, dims)
+        for name in LONE:
+            yield self._case(name, dims)
+        first = self.pass_.inputs[0]
+        if first.free_strides:  # the gradient of a sum is one number in memory
+            few = dims | dict.fromkeys(steps, SHARED_STEPS)
+            one = self._case(ONES, few, REPEATED[0])
+            yield replace(one, only=(first.name,))
+        yield self._case(ALIKE, dims)
         if steps:
-            yield self._case(ALIKE, dims)
             yield self._case(OPPOSITE, dims)
         yield self._case(OPPOSITE, dims | dict.fromkeys(steps, SHARED_STEPS))
 
@@ -251,8 +262,17 @@ class Schedule:
                 for layout in (APART, SHIFTED[0])
             ),
             *([self._ordinary(dims | few, SHARED)] if few else []),
+            *self._alone(dims | few),
             *self._heads_of_one_key(dims),
         ]
+
+    def _alone(self, dims: Dims) -> Iterator[Case]:
+        """One input has rows that are apart, and all others none: so no two are laid out alike."""
+        names = [t.name for t in self.pass_.inputs if t.free_strides]
+        if len(self.pass_.inputs) > 1 and names:
+            for name in names:
+                yield replace(self._ordinary(dims, "strided"), only=(name,))
+            yield replace(self._ordinary(dims, REPEATED[0]), only=(names[-1],))
 
     def _heads_of_one_key(self, dims: Dims) -> Iterator[Case]:
         """All inputs but the first repeat one of their dims, as the keys and values of a grouped

@@ -1,12 +1,14 @@
 """Inputs of a shape that random values do not have, or that are alike.
 
 `shapes by rows`: rows (see `row_values`) take turns in being sorted, having one element that is not
-0, having whole numbers alone, and being symmetric along the last dim. These are inputs in which
+0, having whole numbers alone, being symmetric along the last dim, having one element 256 times as
+large, and a first half of zeros. These are inputs in which
 outputs are linear, or any where steps do not follow each other.
 
-`steps alike by rows`: in some rows an input has the values of the first step at all steps. Inputs
-in which outputs are not linear have that in the same rows: a recurrence could grow if only one
-factor of a product did.
+`steps alike by rows`: in some rows an input has the values of the first step at all steps, or,
+where outputs are linear in it, values that rise from step to step. Inputs in which outputs are not
+linear are alike in the same rows: a recurrence could grow if only one factor of a product was.
+Without steps all rows are alike.
 
 `opposite by rows`: inputs of one shape and dtype are equal in some rows, and in some the negative
 of each other, though each has memory of its own. Which inputs and how many steps is as of inputs
@@ -28,6 +30,7 @@ SHAPES = "shapes by rows"
 ALIKE = "steps alike by rows"
 OPPOSITE = "opposite by rows"
 SHAPED = (SHAPES, ALIKE, OPPOSITE)
+_OUTLIER = 256.0
 
 
 def with_shapes(
@@ -68,6 +71,9 @@ def _shapes_of(value: Tensor) -> list[Tensor]:
         torch.where(place == value.shape[-1] - 1, value, zero),
         whole,
         torch.where(place < (value.shape[-1] + 1) // 2, value, value.flip(-1)),
+        torch.where(place == value.shape[-1] // 3, value * _OUTLIER, value),
+        torch.where(place == value.shape[-1] // 2, value, zero),
+        torch.where(place >= value.shape[-1] // 2, value, zero),
     ]
 
 
@@ -92,6 +98,8 @@ def with_steps_alike(
             continue
         row = row_numbers(t.dims, value, problem, row_dims)
         chosen = (row // (1 + place % 2) if t.name in linear else row) % 2 == 0
+        if t.name in linear:  # and a slope in some of the others
+            value = torch.where(row % 4 == 3, value.sort(dim=along[0]).values, value)
         found[t.name] = torch.where(chosen, value.narrow(along[0], 0, 1), value)
     return found
 
@@ -131,4 +139,11 @@ def cut_to_one(name: str, offsets: Tensor) -> Tensor:
         return offsets
     found = torch.full_like(offsets, int(offsets[-1]))
     found[0 if name == SHAPES else slice(0, 2)] = 0
+    return found
+
+
+def cut_to_last(offsets: Tensor) -> Tensor:
+    """The last sequence has all steps."""
+    found = torch.zeros_like(offsets)
+    found[-1:] = offsets[-1:]
     return found

@@ -19,7 +19,9 @@ BEYOND_HEADS = 513
 """Of the features of a head: twice the largest that models have (256). A plain fp32 sum over
 1025 of them, which is what safe kernels compute, exceeds its bound."""
 MANY = 67
-"""Of rows, or of a dim that repeats the work, on the host layer: more than `QUICK`."""
+"""Of a dim that repeats the work, on the host layer: more than `QUICK`."""
+MANY_ROWS = 131
+"""Of the slab dim there: a kernel that adds the sums of rows takes 64 or 128 of them at once."""
 MANY_THREADS = 2**14
 WHOLE_TILES = 512
 """A multiple of every tile: no extent of `RAGGED` is a whole number of tiles of more than 64."""

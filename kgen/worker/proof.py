@@ -12,12 +12,18 @@ from kgen.check import LAUNCHES, Fixture, Verdict, verify
 from kgen.check.steady import Extents, steady_extents
 from kgen.launch import Module
 from kgen.model.gpu import GpuProfile
-from kgen.model.plan import Launch, Workspace, make_plan
+from kgen.model.plan import Launch, Plan, Workspace, make_plan
 from kgen.model.problem import Problem
 from kgen.model.record import Evidence, Tried
+from kgen.model.signature import Pass
 from kgen.operators.base import Operator
 from kgen.worker.binding import Call, admission, bind
 from kgen.worker.messages import Trial
+
+WIDE_ROWS = 131
+WIDE_SMS = 132
+"""SMs of a host run's sets with so many rows: as many persistent blocks as an H200 has, and as many
+partial sums. Other sets have one SM, so that blocks take several batches of few rows."""
 
 
 def verdict_of(
@@ -45,16 +51,26 @@ def verdict_of(
     candidate = trial.candidate
     pass_ = operator.signature.pass_named(trial.pass_name)
 
+    def gpu_for(rows: int) -> GpuProfile:
+        is_wide = trial.level == "host" and rows >= WIDE_ROWS
+        return replace(gpu, sm_count=WIDE_SMS) if is_wide else gpu
+
+    def plan_of(problem: Problem) -> Plan:
+        slab = operator.slab_dim
+        rows = 0 if slab is None else problem.dim(slab)
+        return make_plan(candidate.variant, candidate.config, problem, gpu_for(rows))
+
     def workspaces(problem: Problem) -> Sequence[Workspace]:
-        return make_plan(candidate.variant, candidate.config, problem, gpu).workspaces
+        return plan_of(problem).workspaces
 
     def threads(problem: Problem) -> int:
-        launches = make_plan(candidate.variant, candidate.config, problem, gpu).launches
-        return sum(math.prod(launch.grid) * launch.threads for launch in launches)
+        return sum(math.prod(x.grid) * x.threads for x in plan_of(problem).launches)
 
     def bound(tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Call:
+        rows = _extent(operator.slab_dim, pass_, tensors)
         return bind(
-            module, candidate, operator, gpu, trial.pass_name, trial.problem, tensors, scalars
+            module, candidate, operator, gpu_for(rows), trial.pass_name, trial.problem, tensors,
+            scalars,
         )
 
     guards = admission(candidate, gpu, pass_)
@@ -83,6 +99,14 @@ def verdict_of(
         threads=threads,
         far=_has_several_orders(trial),
     )
+
+
+def _extent(dim: str | None, pass_: Pass, tensors: Mapping[str, torch.Tensor]) -> int:
+    """The extent of a dim, as tensors have it; 0 if none has it."""
+    for t in pass_.tensors:
+        if dim in t.dims and t.name in tensors:
+            return tensors[t.name].shape[t.dims.index(dim)]
+    return 0
 
 
 def has_room(module: Module, launches: Sequence[Launch], sm_count: int) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from early_mutants import EARLY, EARLY_IN_CI
 from family_mutants import Family, Mistake
 from laid_mutants import LAID, LAID_IN_CI
+from lone_mutants import LONE, LONE_IN_CI
 from planted_mutants import PLANTED, PLANTED_IN_CI
 from rare_mutants import RARE, RARE_IN_CI
 from shaped_mutants import SHAPED, SHAPED_IN_CI
@@ -353,7 +354,7 @@ _HIDDEN = (
 def _with_planted() -> tuple[Family, ...]:
     """Each kernel with the mistakes of all files, so that it is certified once."""
     found: dict[tuple[str, str], Family] = {(f.name, f.dims): f for f in _HIDDEN}
-    for planted in (*PLANTED, *RARE, *LAID, *SHAPED):
+    for planted in (*PLANTED, *RARE, *LAID, *SHAPED, *LONE):
         known = found.setdefault((planted.name, planted.dims), replace(planted, mistakes=()))
         both = replace(known, mistakes=(*known.mistakes, *planted.mistakes))
         found[planted.name, planted.dims] = both
@@ -362,7 +363,10 @@ def _with_planted() -> tuple[Family, ...]:
 
 HIDDEN = (*_with_planted(), *EARLY)
 
-IN_CI = PLANTED_IN_CI | RARE_IN_CI | LAID_IN_CI | EARLY_IN_CI | SHAPED_IN_CI | frozenset({
+_OTHERS_IN_CI = (
+    PLANTED_IN_CI | RARE_IN_CI | LAID_IN_CI | EARLY_IN_CI | SHAPED_IN_CI | LONE_IN_CI
+)
+IN_CI = _OTHERS_IN_CI | frozenset({
     "rmsnorm-forward-naive-stride of another input",
     "rmsnorm-forward-naive-an address of 8 bytes",
     "rmsnorm-forward-naive-rows a multiple of 128",

@@ -1,0 +1,193 @@
+"""Inputs as losses and untrained models leave them: all ones, and all zeros but for one step.
+
+`ones`: the first input in which outputs are linear is 1 everywhere, as the gradient of a sum is; so
+are those without the slab dim, such as a gain.
+
+`one step by rows`: the first input in which outputs are linear, in a backward pass the gradient of
+an output, is 0 in a row (see `row_values`) but for the last, the first or a middle step, one
+element, or the second half of the steps: a loss of the last token alone. Without steps that holds
+for the rows of each column; one row has one element, and one nothing. In some rows each of the
+others in which outputs are linear is 1 everywhere, by turns. Those without steps, such as a state,
+are the unit matrix in some rows, and have one element or one line in others. Inputs of operators
+with steps that lack the slab dim are 0.
+
+`shapes by rows` has kinds of decays and the like (`with_kinds_of_decays`): 0, tiny, of one feature,
+or equal along their last dim, as decays of a head are, with the root mean square of what was drawn,
+so that no recurrence grows by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from kgen.check.row_values import row_numbers
+from kgen.model.problem import Problem
+from kgen.model.signature import Pass
+
+ONES = "ones"
+ONE_STEP = "one step by rows"
+LONE = (ONES, ONE_STEP)
+
+_TINY = 2.0**-30
+
+
+def with_ones(
+    drawn: Mapping[str, Tensor],
+    pass_: Pass,
+    linear: frozenset[str],
+    row_dims: Sequence[str],
+    steps: Collection[str],
+    weights: Collection[str],
+) -> dict[str, Tensor]:
+    """Turn ordinary inputs into those of `ONES`.
+
+    Args:
+        drawn, pass_, linear, row_dims: As of `with_row_values`.
+        steps: The dims of steps; none if they do not follow each other.
+        weights: The inputs without the slab dim.
+    """
+    found = dict(drawn)
+    others = _of_any_value(drawn, pass_, linear, row_dims, steps)
+    for name in (name for place, name in enumerate(others) if place == 0 or name in weights):
+        found[name] = torch.ones_like(drawn[name])
+    return found
+
+
+def with_one_step(
+    drawn: Mapping[str, Tensor],
+    pass_: Pass,
+    problem: Problem,
+    linear: frozenset[str],
+    row_dims: Sequence[str],
+    steps: Collection[str],
+    weights: Collection[str],
+) -> dict[str, Tensor]:
+    """Turn ordinary inputs into those of `ONE_STEP`; other arguments as of `with_ones`.
+
+    Args:
+        problem: As of `with_row_values`.
+    """
+    found = dict(drawn)
+    dims_of = {t.name: t.dims for t in pass_.inputs}
+    others = _of_any_value(drawn, pass_, linear, row_dims, steps)
+    for place, name in enumerate(others):
+        value, dims = drawn[name], dims_of[name]
+        row = row_numbers(dims, value, problem, row_dims)
+        along = [axis for axis, dim in enumerate(dims) if dim in steps]
+        if place == 0:
+            chosen = _few_steps(value, along[0], row % 7) if along else _few_rows(value)
+            found[name] = torch.where(chosen, value, torch.zeros_like(value))
+        elif steps and not along and name not in weights and set(dims[-2:-1]) - set(row_dims):
+            down = torch.arange(value.shape[-2], device=value.device)[:, None]
+            right = torch.arange(value.shape[-1], device=value.device)
+            one = torch.where(down + right == 0, value, torch.zeros_like(value))
+            unit = (down == right).to(value.dtype).expand_as(value)
+            line = torch.where(down == 0, value, torch.zeros_like(value))
+            for number, changed in enumerate((one, unit, line)):
+                value = torch.where((row + place) % 4 == number, changed, value)
+            found[name] = value
+        if place > 0 and name not in weights:  # two such inputs would add up rounding errors
+            ones = row % len(others) == place
+            found[name] = torch.where(ones, torch.ones_like(value), found[name])
+    if steps:  # without, an input may be what outputs are divided by
+        found |= {name: torch.zeros_like(drawn[name]) for name in weights}
+    return found
+
+
+def with_kinds_of_decays(
+    drawn: Mapping[str, Tensor],
+    pass_: Pass,
+    problem: Problem,
+    linear: frozenset[str],
+    row_dims: Sequence[str],
+    steps: Collection[str],
+) -> dict[str, Tensor]:
+    """Change inputs of several features at each step in which outputs are not linear.
+
+    They are 0, tiny, or 0 but for the first feature in some rows, one input at a time; equal along
+    the last dim in one kind of rows, all together. Where gradients are 0 at most steps, such
+    decays would leave results far smaller than what they are computed from.
+    """
+    found = dict(drawn)
+    dims_of = {t.name: t.dims for t in pass_.inputs}
+    own = [
+        t.name
+        for t in pass_.inputs
+        if t.name not in linear
+        and drawn[t.name].is_floating_point()
+        and drawn[t.name].numel() > 0
+        and any(dim in steps for dim in t.dims)
+        and t.dims[-1] not in (*row_dims, *steps)
+    ]
+    kinds = 3 * len(own) + 2
+    for place, name in enumerate(own):
+        value = drawn[name]
+        row = row_numbers(dims_of[name], value, problem, row_dims)
+        kind = row % kinds
+        first = torch.arange(value.shape[-1], device=value.device) == 0
+        zero = torch.zeros_like(value)
+        equal = _equal(value, dims_of[name], row // kinds % 2 == 0, steps)
+        for number, changed in enumerate((zero, torch.where(first, value, zero), value * _TINY)):
+            value = torch.where(kind == 1 + number * len(own) + place, changed, value)
+        found[name] = torch.where(kind == 0, equal, value)
+    return found
+
+
+def _equal(
+    value: Tensor, dims: Sequence[str], are_alike: Tensor, steps: Collection[str]
+) -> Tensor:
+    """One number along the last dim, with the sign of the first; in some rows at all steps."""
+    size = value.float().square().mean(-1, keepdim=True).sqrt()
+    equal = (value[..., :1].sign() * size).to(value.dtype)
+    for axis in (axis for axis, dim in enumerate(dims) if dim in steps):
+        equal = torch.where(are_alike, equal.narrow(axis, 0, 1), equal)
+    return equal.expand_as(value)
+
+
+def _few_steps(value: Tensor, axis: int, kind: Tensor) -> Tensor:
+    """Where an input is not 0, by the kind of a row: of the last, the first, the middle step, one
+    element in the middle, the second half, the first element, all.
+    """
+    shape = [1] * value.dim()
+    shape[axis] = -1
+    extent = value.shape[axis]
+    step = torch.arange(extent, device=value.device).view(shape)
+    place = torch.arange(value.shape[-1], device=value.device)
+    chosen = (kind == 0) & (step == extent - 1)
+    chosen = chosen | ((kind == 1) & (step == 0))
+    chosen = chosen | ((kind == 2) & (step == extent // 2))
+    chosen = chosen | ((kind == 3) & (step == extent // 3) & (place == value.shape[-1] // 2))
+    chosen = chosen | ((kind == 4) & (step >= extent // 2))
+    return chosen | ((kind == 5) & (step == 0) & (place == 0)) | (kind > 5)
+
+
+def _few_rows(value: Tensor) -> Tensor:
+    """The same of an input without steps, by columns; one row has one element, and one nothing."""
+    columns = value.shape[-1]
+    place = torch.arange(columns, device=value.device)
+    chosen = _few_steps(value, 0, place % 4) | (place % 4 == 3)
+    row = torch.arange(value.shape[0], device=value.device).view(-1, *[1] * (value.dim() - 1))
+    if value.shape[0] > 4:
+        chosen = torch.where(row == 2, place == columns // 2, chosen)
+    return chosen & (row != 1) if value.shape[0] > 2 else chosen
+
+
+def _of_any_value(
+    drawn: Mapping[str, Tensor],
+    pass_: Pass,
+    linear: frozenset[str],
+    row_dims: Sequence[str],
+    steps: Collection[str],
+) -> list[str]:
+    """The inputs that may have any values, and are not one number for each row."""
+    return [
+        t.name
+        for t in pass_.inputs
+        if drawn[t.name].is_floating_point()
+        and drawn[t.name].numel() > 0
+        and (t.name in linear or not steps)
+        and t.dims[-1] not in row_dims
+    ]
