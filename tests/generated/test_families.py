@@ -223,7 +223,7 @@ from kgen_ops._runtime import device
 
 ran = []
 real = device._run
-device._run = lambda command, output: ran.append(command) or real(command, output)
+device._run = lambda *given: ran.append(given[0]) or real(*given)
 rmsnorm(4, 104)
 print(sum("-shared" in command for command in ran))
 """
