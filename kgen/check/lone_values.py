@@ -93,7 +93,8 @@ def with_one_step(
             ones = row % len(others) == place
             found[name] = torch.where(ones, torch.ones_like(value), found[name])
     if steps:  # without, an input may be what outputs are divided by
-        found |= {name: torch.zeros_like(drawn[name]) for name in weights}
+        numbers = [name for name in weights if drawn[name].is_floating_point()]
+        found |= {name: torch.zeros_like(drawn[name]) for name in numbers}
     return found
 
 
