@@ -13,7 +13,7 @@ with steps that lack the slab dim are 0.
 
 `shapes by rows` has kinds of decays and the like (`with_kinds_of_decays`): 0, tiny, of one feature,
 or equal along their last dim, as decays of a head are, with the root mean square of what was drawn,
-so that no recurrence grows by it.
+so that no recurrence grows by it. Where a recurrence has several such inputs, in fp32 alone.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def with_kinds_of_decays(
 
     They are 0, tiny, or 0 but for the first feature in some rows, one input at a time; equal along
     the last dim in one kind of rows, all together. Where gradients are 0 at most steps, such
-    decays would leave results far smaller than what they are computed from.
+    decays would leave results far smaller than what they are computed from. So would several such
+    inputs (wkv7 has three), which therefore change in fp32 alone.
     """
     found = dict(drawn)
     dims_of = {t.name: t.dims for t in pass_.inputs}
@@ -123,6 +124,8 @@ def with_kinds_of_decays(
         and any(dim in steps for dim in t.dims)
         and t.dims[-1] not in (*row_dims, *steps)
     ]
+    if len(own) > 1 and any(drawn[name].dtype is not torch.float32 for name in own):
+        return found
     kinds = 3 * len(own) + 2
     for place, name in enumerate(own):
         value = drawn[name]
