@@ -319,10 +319,11 @@ class Extents:
         for name in dict.fromkeys([self.operator.slab_dim, *self.operator.repeats]):
             if self.sizes.flops is None or name not in smallest:
                 continue
-            many = MANY_ROWS if name == self.operator.slab_dim else MANY
-            dims = self._narrow_extents(constants) | {name: many}
-            if not self._takes_many(dims, threads) and self._is_modest(dims, threads, times=4):
-                yield dims
+            for many in (MANY_ROWS, MANY) if name == self.operator.slab_dim else (MANY,):
+                dims = self._narrow_extents(constants) | {name: many}
+                if not self._takes_many(dims, threads) and self._is_modest(dims, threads, times=4):
+                    yield dims
+                    break  # fewer where so many rows take too long
 
     def beyond(
         self, constants: Collection[str], threads: Threads | None = None

@@ -10,6 +10,7 @@ from kgen.check.sizes import (
     GPU_SIZES,
     HOST_THREADS,
     MANY,
+    MANY_ROWS,
     NARROW,
     PROOF_SIZES,
     QUICK,
@@ -45,11 +46,18 @@ def test_a_host_run_has_many_of_each_dim_that_repeats_the_work() -> None:
     sets = [extents(c, made) for c in made.host(1, {"E", "M"}).cases]
     for name, other in (("B", "H"), ("H", "B")):
         assert any(d[name] == MANY and d[other] == 1 and d["T"] <= NARROW for d in sets)
+    operator = open_catalogue().entry("rmsnorm").operator
+    problem = parse_problem("M=8192,N=64,dtype=bf16", operator.signature)
+    rows = Schedule(operator, operator.signature.pass_named("forward"), problem, 0, PROOF_SIZES)
+    assert any(dict(c.dims).get("M") == MANY_ROWS for c in rows.host(1, {"N"}).cases)
     crowded = made.host(1, {"E", "M"}, (), lambda problem: 2**10 * problem.dim("H")).cases
-    assert [extents(c, made) for c in crowded if MANY in dict(c.dims).values()] == [
+    many = {MANY, MANY_ROWS}
+    assert [extents(c, made) for c in crowded if many & {*dict(c.dims).values()}] == [
         {"B": MANY, "H": 1, "T": NARROW, "E": 64, "M": 64}
     ], "a launch of 67 CTAs of 1024 threads takes too long there"
-    assert all(MANY not in dict(c.dims).values() for c in schedule(GPU_SIZES).certify(1, ()))
+    assert all(
+        not many & {*dict(c.dims).values()} for c in schedule(GPU_SIZES).certify(1, ())
+    )
 
 
 def test_small_sets_are_short_where_the_definition_walks() -> None:
