@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from kgen.check import LAUNCHES, Fixture, Verdict, verify
+from kgen.check.sizes import MANY_ROWS
 from kgen.check.steady import Extents, steady_extents
 from kgen.launch import Module
 from kgen.model.gpu import GpuProfile
@@ -20,9 +21,8 @@ from kgen.operators.base import Operator
 from kgen.worker.binding import Call, admission, bind
 from kgen.worker.messages import Trial
 
-WIDE_ROWS = 131
 WIDE_SMS = 132
-"""SMs of a host run's sets with so many rows: as many persistent blocks as an H200 has, and as many
+"""SMs of a host run's sets with `MANY_ROWS`: as many persistent blocks as an H200 has, and as many
 partial sums. Other sets have one SM, so that blocks take several batches of few rows."""
 
 
@@ -52,7 +52,7 @@ def verdict_of(
     pass_ = operator.signature.pass_named(trial.pass_name)
 
     def gpu_for(rows: int) -> GpuProfile:
-        is_wide = trial.level == "host" and rows >= WIDE_ROWS
+        is_wide = trial.level == "host" and rows >= MANY_ROWS
         return replace(gpu, sm_count=WIDE_SMS) if is_wide else gpu
 
     def plan_of(problem: Problem) -> Plan:

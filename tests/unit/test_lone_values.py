@@ -9,8 +9,6 @@ from test_rare_values import HEADS, PACKED, ROWS, drawn, schedule_of
 from kgen.check.lone_values import ONE_STEP, ONES
 from kgen.check.row_values import TINY_BY_ROWS
 from kgen.check.shaped_values import SHAPES
-from kgen.check.sizes import MANY_ROWS
-from kgen.worker.proof import WIDE_ROWS
 
 LINEAR = frozenset({"r", "k", "v", "u", "initial_state"})
 
@@ -75,5 +73,25 @@ def test_each_input_is_laid_out_alone() -> None:
     assert {("r",), ("k",), ("v",), ("w",)} <= set(found)
 
 
-def test_the_many_rows_are_those_of_many_blocks() -> None:
-    assert MANY_ROWS >= WIDE_ROWS
+def test_one_step_alone_is_not_in_packed_sequences() -> None:
+    names = {
+        text: [c.name for c in schedule_of("wkv6", text).host(1, ()).cases]
+        for text in (HEADS[1], PACKED)
+    }
+    assert ONE_STEP in names[HEADS[1]]
+    assert ONE_STEP not in names[PACKED]
+    assert ONES in names[PACKED]
+
+
+def test_indices_keep_their_values() -> None:
+    text = "B=3,S=5,T=3,H=2,K=8,V=8,dtype=fp32,state_indices_dtype=int64"
+    found = drawn("wkv5_decode", text, ONE_STEP, frozenset("rkv"))["state_indices"]
+    assert len(set(found.tolist())) == 3, "two sequences would share a state"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_several_inputs_have_kinds_in_fp32_alone(dtype: str) -> None:
+    text = f"B=2,T=40,H=11,K=8,V=8,dtype={dtype},w_dtype={dtype},decay_form=log"
+    a = drawn("wkv7", text, SHAPES, frozenset("rkv"))["a"]
+    equal = (a == a[..., :1]).all(-1).all(1) & (a != 0).all(-1).all(1)
+    assert bool(equal.any()) is (dtype == "fp32")
