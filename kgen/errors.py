@@ -135,7 +135,7 @@ def why_unreadable(problem: OSError | ValueError) -> str:
 def with_next_step(error: UserError, step: str) -> UserError:
     """Return an error whose text ends with the next step, if it names none yet."""
     text = str(error)
-    return error if "next: " in text or "--path" in text else type(error)(
+    return error if "next: " in text else type(error)(
         f"{text}\n  next: {step}")
 
 
