@@ -84,7 +84,7 @@ KERNELS = (
     Kernel("wkv7", "backward", "warpgroups_fused",
            ("wkv7/specialized_loop.cuh", "wkv7/fused_loop.cuh"),
            (f"{HALVES},decay_form=clamp,{BEHIND}", f"{HALVES},decay_form=clamp"),
-           ROLES | {"consumer_scores": 0, "state_bytes": 4}),
+           ROLES | {"consumer_scores": 0}),
     Kernel("wkv6", "forward", "warp_specialized", ("wkv6/specialized_loop.cuh",),
            (f"{HALVES},decay_form=raw,{BEFORE}", "dtype=bf16,decay_form=log"),
            ROLES | {"stages": 4}),

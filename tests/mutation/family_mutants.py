@@ -940,8 +940,6 @@ FAMILIES = (
             Mistake("place of gsa", r"lane % 8, 1\)", "lane % 8, 0)"),
             Mistake("gv of gsa", r"gv\[i / 4\]\[i % 4\] \+= of_gsa[^;]*;", ";"),
             Mistake("lanes of an end", r"\(upper \? second : first\)", "first"),
-            Mistake("scale of a state", r"\? s\[n\] \* factor : s\[n\]", "? s[n] : s[n]"),
-            Mistake("scales of S", r"load_two\(factors, scales[^;]*;", ";"),
             Mistake("step of a column", r"distance - 8 \* t - x", "distance - 8 * t"),
             Mistake("A reads earlier steps", r"strict \? 1 : 0", "0"),
             Mistake("products until a step", r"float_place\(step \+ 1, column\)",
@@ -961,7 +959,7 @@ FAMILIES = (
                     r"(kFusedSummed\);\s*)named_barrier_sync\(kFusedEarly, 128\);", r"\1"),
         ),
         {"warps": 1, "row_warps": 1, "stages": 2, "vec": 8, "min_blocks": 1, "row_copies": 0,
-         "state_bytes": 2, "consumer_scores": 0, "warpgroups": 0},
+         "consumer_scores": 0, "warpgroups": 0},
     ),
     Family(  # the first kernel, whose sa and states the gradients show
         "wkv7", "backward", "warpgroups_fused",
@@ -994,7 +992,7 @@ FAMILIES = (
                     "if (false)", _LOOP),
         ),
         {"warps": 4, "row_warps": 4, "stages": 2, "vec": 8, "min_blocks": 1, "row_copies": 0,
-         "state_bytes": 2, "consumer_scores": 0, "warpgroups": 1},
+         "consumer_scores": 0, "warpgroups": 1},
         thirds=True,
     ),
     Family(
@@ -1009,7 +1007,7 @@ FAMILIES = (
             Mistake("keys that do not exist", r"kK == 64 \|\| key < kK", "true"),
         ),
         {"warps": 1, "row_warps": 1, "stages": 2, "vec": 8, "min_blocks": 1, "row_copies": 0,
-         "state_bytes": 4, "consumer_scores": 0, "warpgroups": 0},
+         "consumer_scores": 0, "warpgroups": 0},
     ),
     Family(
         "wkv7", "forward", "warp_specialized_segments",

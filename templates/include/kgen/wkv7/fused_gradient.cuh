@@ -27,7 +27,6 @@ namespace kgen::wkv7 {
 template <class Tensors>
 class FusedGradient {
     using Tiles = FusedTiles;
-    using State = typename Tensors::State;
     static constexpr int kChunk = Tiles::kChunk, kEach = min(Tensors::kVec, 4);
 
 public:
@@ -209,25 +208,20 @@ public:
         const int rank = opaque(lane_id());
         const MmaLane lane{rank / 4, rank % 4};
         float sums[16] = {};
-        const State* const from = x_.states + number * (Tensors::kK * Tensors::kV);
+        const float* const from = x_.states + number * (Tensors::kK * Tensors::kV);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int column = own_column(warp, lane, 2 * half);
             if (!Tensors::is_value(column)) continue;
-            float factor = 1.0f;
-            if constexpr (kScaled<State>) factor = x_.scales[number * Tensors::kV + column];
-            const State* const first = from + 2 * lane.q * Tensors::kV + column;
+            const float* const first = from + 2 * lane.q * Tensors::kV + column;
             float s[16];
 #pragma unroll
             for (int n = 0; n < 16; ++n) {
                 const int key = 8 * (n / 2) + n % 2;
-                s[n] = Tensors::is_key(key + 2 * lane.q) ? to_float(first[key * Tensors::kV]) : 0.0f;
+                s[n] = Tensors::is_key(key + 2 * lane.q) ? first[key * Tensors::kV] : 0.0f;
             }
 #pragma unroll
-            for (int n = 0; n < 16; ++n) {
-                const float its = kScaled<State> ? s[n] * factor : s[n];
-                sums[n] = fma(its, g_[n / 2][2 * half + n % 2], sums[n]);
-            }
+            for (int n = 0; n < 16; ++n) sums[n] = fma(s[n], g_[n / 2][2 * half + n % 2], sums[n]);
         }
         add_half<16>(sums, lane.g & 4);
         add_half<8>(sums, lane.g & 2);

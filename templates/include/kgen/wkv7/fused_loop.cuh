@@ -26,10 +26,10 @@
 
 namespace kgen::wkv7 {
 
-template <class Config, class State>
+template <class Config>
 class FusedLoop {
 public:
-    using Tensors = FusedTensors<Config, State>;
+    using Tensors = FusedTensors<Config>;
     using Tiles = FusedTiles;
     static constexpr int kChunk = Tiles::kChunk, kThreads = 512;
     static constexpr int kSmemBytes = Tiles::kBytes + SwizzledPanels<8>::kBytes;

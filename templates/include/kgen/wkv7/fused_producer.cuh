@@ -76,8 +76,7 @@ public:
 
     // Lets L2 fetch sa and the state of a whole chunk, which other warpgroups load.
     KGEN_DEVICE void prefetch(const Tensors& x, i64 number, i64 first) const {
-        constexpr int kLine = 128 / static_cast<int>(sizeof(typename Tensors::State));
-        constexpr int kState = Tensors::kK * Tensors::kV;
+        constexpr int kLine = 128 / static_cast<int>(sizeof(float)), kState = Tensors::kK * Tensors::kV;
         const int rank = kWarpSize * opaque(warp_) + opaque(lane_id());
         if (rank * kLine < kState) prefetch_to_l2(x.states + number * kState + rank * kLine);
         if (rank < 2 * kChunk && rank % 2 * 32 < Tensors::kV)

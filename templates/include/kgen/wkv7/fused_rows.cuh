@@ -25,7 +25,6 @@ template <class Tensors, bool Late>
 class FusedRows {
     using Tiles = FusedTiles;
     using Operand = Tiles::PairOperand;
-    using State = typename Tensors::State;
     static constexpr int kPairs = Tiles::kPairs;
 
 public:
@@ -37,22 +36,19 @@ public:
         const int lane = opaque(lane_id()), column = 2 * (lane % 4), key = 16 * warp + lane / 4;
         const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
         bf16* to = tiles_.state() + Tiles::PairPanels::offset(row, piece);
-        const State* const from = x_.states + (number * Tensors::kK + key) * Tensors::kV + column;
-        const float* const scales = kScaled<State> ? x_.scales + number * Tensors::kV + column : nullptr;
+        const float* const from = x_.states + (number * Tensors::kK + key) * Tensors::kV + column;
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             u32 words[4], low[4];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int further = 16 * t + 8 * half, width = Tensors::kV == 64 ? 2 : Tensors::kV - column - further;
-                float factors[2] = {1.0f, 1.0f};
-                if constexpr (kScaled<State>) load_two(factors, scales + further, width);
 #pragma unroll
                 for (int n = 0; n < 2; ++n) {
                     float two[2] = {};
                     if (Tensors::is_key(key + 8 * n)) load_two(two, from + 8 * n * Tensors::kV + further, width);
                     u32 terms[2];
-                    split_bf16(two[0] * factors[0], two[1] * factors[1], terms);
+                    split_bf16(two[0], two[1], terms);
                     words[n + 2 * half] = terms[0];
                     low[n + 2 * half] = terms[1];
                 }
@@ -193,14 +189,13 @@ public:
 
 private:
     // Two value features, of which `width` exist.
-    template <class T>
-    static KGEN_DEVICE void load_two(float (&to)[2], const T* from, int width) {
+    static KGEN_DEVICE void load_two(float (&to)[2], const float* from, int width) {
         if constexpr (Tensors::kVec % 2 == 0) {
             if (width > 0) to_floats(load_vec<2>(from), to);
         } else {
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                if (i < width) to[i] = to_float(from[i]);
+                if (i < width) to[i] = from[i];
         }
     }
 

@@ -41,11 +41,8 @@ public:
             for (int first = 32 * half; first < 32 * half + 32 && first < Tensors::kV; first += 8) {
                 float s[8];
 #pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    float one[1] = {};
-                    if (first + i < Tensors::kV) x_.load_state(one, number, key, first + i);
-                    s[i] = one[0];
-                }
+                for (int i = 0; i < 8; ++i)
+                    s[i] = first + i < Tensors::kV ? x_.state_at(number, key, first + i) : 0.0f;
 #pragma unroll 1
                 for (i64 t = begin; t < begin + left; ++t) {
                     const float d = x_.decay(t, key), b = Tensors::at(x_.b, t, key), k = Tensors::at(x_.k, t, key);
