@@ -5,8 +5,8 @@
 //     gv  = (R K^T)^T gy + K X + (A K^T)^T gsa
 //     G   = X + R^T gy + A^T gsa     before the chunk
 //
-// With G before a chunk and S there, both in fp32, it also computes their product over value features, from which gw
-// is summed up.
+// It also computes the inverse, and the product of G before a chunk and S there over value features, from which gw is
+// summed up.
 //
 // Layout: transposed accumulators, whose rows are value features. u and what gv has of X and gy are one product, with
 // tiles of eight steps of B and K side by side. X, u and gsa have two terms, as have rows, scores and the inverse.
@@ -21,6 +21,7 @@
 #include "kgen/wkv7/column_outputs.cuh"
 #include "kgen/wkv7/fused_tensors.cuh"
 #include "kgen/wkv7/fused_tiles.cuh"
+#include "kgen/wkv7/group_inverse.cuh"
 
 namespace kgen::wkv7 {
 
@@ -57,7 +58,7 @@ public:
         }
     }
 
-    // X and sa of a chunk to shared memory. Nothing reads those of the chunk after any more.
+    // X, sa and the inverse of a chunk to shared memory. Nothing reads those of the chunk after any more.
     KGEN_DEVICE void begin(int chunk, const float (&sa)[4][4]) {
         const int warp = opaque(warp_);
         const int lane = opaque(lane_id());
@@ -89,6 +90,7 @@ public:
             *reinterpret_cast<Vec<u32, 2>*>(z + 16 * 64 * n) = {{first_two[0], second_two[0]}};
             *reinterpret_cast<Vec<u32, 2>*>(low_z + 16 * 64 * n) = {{first_two[1], second_two[1]}};
         }
+        if (warp == (chunk & 3)) GroupInverse<Tiles>::put(tiles_);
         fence_proxy_async();
         named_barrier_sync(kFusedGradient, 128);
     }
@@ -202,26 +204,27 @@ public:
         }
     }
 
-    // The warp's part of sum_v S * G before a chunk. number: of the chunk in time.
-    KGEN_DEVICE void put_end(int chunk, i64 number) const {
+    // The warp's part of sum_v S * G before a chunk, with S from shared memory.
+    KGEN_DEVICE void put_end(int chunk) const {
         const int warp = opaque(warp_);
         const int rank = opaque(lane_id());
         const MmaLane lane{rank / 4, rank % 4};
-        float sums[16] = {};
-        const float* const from = x_.states + number * (Tensors::kK * Tensors::kV);
+        const PanelRows rows(tiles_.state() + 64 * 16 * warp, rank);
+        const PanelRows low_rows(tiles_.state() + 64 * 16 * warp + Tiles::kPairs, rank);
+        float sums[16];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int column = own_column(warp, lane, 2 * half);
-            if (!Tensors::is_value(column)) continue;
-            const float* const first = from + 2 * lane.q * Tensors::kV + column;
-            float s[16];
+        for (int t = 0; t < 4; ++t) {
+            u32 high[4], low[4];
+            rows.read(high, t);
+            low_rows.read(low, t);
 #pragma unroll
-            for (int n = 0; n < 16; ++n) {
-                const int key = 8 * (n / 2) + n % 2;
-                s[n] = Tensors::is_key(key + 2 * lane.q) ? first[key * Tensors::kV] : 0.0f;
+            for (int n = 0; n < 2; ++n) {
+                const auto& its = g_[2 * t + n];
+                const f32x2 first = sum_pair(high[2 * n], low[2 * n]);
+                const f32x2 second = sum_pair(high[2 * n + 1], low[2 * n + 1]);
+                sums[4 * t + 2 * n] = fma(second.x, its[2], first.x * its[0]);
+                sums[4 * t + 2 * n + 1] = fma(second.y, its[3], first.y * its[1]);
             }
-#pragma unroll
-            for (int n = 0; n < 16; ++n) sums[n] = fma(s[n], g_[n / 2][2 * half + n % 2], sums[n]);
         }
         add_half<16>(sums, lane.g & 4);
         add_half<8>(sums, lane.g & 2);

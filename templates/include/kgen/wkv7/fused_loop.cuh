@@ -4,8 +4,8 @@
 //
 // Four warpgroups work at once, on two chunks:
 //
-//     producer    fused_producer.cuh    rows with decays, scores and the inverse
-//     gradient    fused_gradient.cuh    gsa, gv and G, which neither of the others needs in memory
+//     producer    fused_producer.cuh    rows with decays, scores
+//     gradient    fused_gradient.cuh    the inverse, gsa, gv and G, which neither of the others needs in memory
 //     late        fused_rows.cuh        gr, ga
 //     early       fused_rows.cuh        gb, gk; gw (fused_sums.cuh)
 //
@@ -102,7 +102,6 @@ private:
             producer.round_scores(scores, sums);
             if (chunk > 0) named_barrier_sync(kFusedConsumed, 256);  // of the chunk before
             producer.put_scores(scores);
-            if (warp_in_warpgroup() == (chunk & 3)) producer.put_inverse();
             cp_async_wait<1>();
             fence_proxy_async();
             named_barrier_arrive<256>(kFusedFull);
@@ -118,13 +117,14 @@ private:
         const Order order(x.steps);
         if (order.chunks == 0) return;
         FusedGradient<Tensors> gradient(tiles(), warp_in_warpgroup(), x);
+        float sa[4][4];
+        gradient.load_sa(sa, order.first(0), order.left(0));
         int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
             const i64 begin = order.first(chunk);
             u32 gsa[2][4], low_gsa[2][4];
-            float gv[4][4], sa[4][4];
-            gradient.load_sa(sa, begin, order.left(chunk));
+            float gv[4][4];
             named_barrier_sync(kFusedFull, 256);
             if (chunk > 0) named_barrier_sync(kFusedRead, 384);  // of the chunk before
             gradient.begin(chunk, sa);
@@ -133,9 +133,12 @@ private:
             named_barrier_arrive<384>(kFusedSolved);
             gradient.finish(chunk, slot, gsa, low_gsa, gv);
             named_barrier_arrive<256>(kFusedConsumed);
-            gradient.write(begin, order.left(chunk), gv, nonfinite);
-            gradient.put_end(chunk, order.number(chunk));
+            if (chunk + 1 < order.chunks) gradient.load_sa(sa, order.first(chunk + 1), kChunk);
+            named_barrier_sync(kFusedState, 256);
+            gradient.put_end(chunk);
+            named_barrier_arrive<256>(kFusedLate);
             named_barrier_arrive<384>(kFusedExchanged + (chunk & 1));
+            gradient.write(begin, order.left(chunk), gv, nonfinite);
             slot = Tiles::next_slot(slot);
         }
         named_barrier_sync(kFusedRead, 384);
@@ -145,19 +148,23 @@ private:
         const Order order(x.steps);
         if (order.chunks == 0) return;
         const FusedRows<Tensors, true> rows(tiles(), warp_in_warpgroup(), x);
+        typename FusedRows<Tensors, true>::Lines state;
+        rows.load_state(state, order.number(0));
         int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
             float sums[8][4];
             u32 first_pairs[8], second_pairs[8];
             if (chunk > 0) named_barrier_sync(kFusedSummed, 256);  // of the chunk before
-            rows.put_state(order.number(chunk));
+            rows.put_state(state);
             named_barrier_sync(kFusedLate, 128);
+            named_barrier_arrive<256>(kFusedState);
             compute(rows, chunk, slot, sums);
-            named_barrier_sync(kFusedLate, 128);  // all warps have read S
+            named_barrier_sync(kFusedLate, 256);  // both warpgroups have read S
             rows.finish(chunk, slot, sums, first_pairs, second_pairs);
             named_barrier_arrive<384>(kFusedExchanged + (chunk & 1));
             named_barrier_arrive<384>(kFusedDone + (chunk & 1));
+            if (chunk + 1 < order.chunks) rows.load_state(state, order.number(chunk + 1));
             rows.write(x.gr, first_pairs, order.first(chunk), order.left(chunk));
             rows.write(x.ga, second_pairs, order.first(chunk), order.left(chunk));
             slot = Tiles::next_slot(slot);
@@ -175,15 +182,16 @@ private:
         int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
-            float sums[8][4];
+            float sums[8][4], w[8][2];
             u32 first_pairs[8], second_pairs[8];
             compute(rows, chunk, slot, sums);
             rows.finish(chunk, slot, sums, first_pairs, second_pairs);
             named_barrier_arrive<384>(kFusedDone + (chunk & 1));
+            running.load(w, order.first(chunk), order.left(chunk));
             rows.write(x.gb, first_pairs, order.first(chunk), order.left(chunk));
             rows.write(x.gk, second_pairs, order.first(chunk), order.left(chunk));
             named_barrier_sync(kFusedExchanged + (chunk & 1), 384);
-            running.put(chunk, order.first(chunk), order.left(chunk), nonfinite);
+            running.put(chunk, w, order.first(chunk), order.left(chunk), nonfinite);
             slot = Tiles::next_slot(slot);
         }
     }
@@ -194,7 +202,6 @@ private:
         named_barrier_sync(kFusedBegun, 384);
         named_barrier_sync(kFusedSolved, 384);
         rows.read(chunk, sums, scores, low_scores);
-        named_barrier_arrive<384>(kFusedRead);
         rows.add_steps(slot, sums, scores, low_scores);
     }
 };

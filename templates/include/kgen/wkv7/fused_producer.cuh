@@ -1,5 +1,5 @@
-// The producer warpgroup of fused_loop.cuh: rows with decays, scores and the inverse of a chunk of 32 steps of wkv7, in
-// two bf16 terms; chunks from the last to the first. Decays of the form clamp alone.
+// The producer warpgroup of fused_loop.cuh: rows with decays and scores of a chunk of 32 steps of wkv7, in two bf16
+// terms; chunks from the last to the first. Decays of the form clamp alone.
 //
 //     A_t = a_t P_{t-1}     R_t = scale r_t P_t     K_t = k_t / P_t     B_t = b_t / P_t
 //
@@ -21,7 +21,6 @@
 #include "kgen/wkv7/decay.cuh"
 #include "kgen/wkv7/fused_tiles.cuh"
 #include "kgen/wkv7/group_copier.cuh"
-#include "kgen/wkv7/group_inverse.cuh"
 
 namespace kgen::wkv7 {
 
@@ -212,10 +211,7 @@ public:
             *reinterpret_cast<Vec<u32, 2>*>(triangle + n / 2 * Tiles::kBlock + n % 2 * 8) = {
                 {scores[n][3][0], scores[n][3][1]}};
         }
-        named_barrier_sync(kFusedProducers, 128);
     }
-    // For one warp.
-    KGEN_DEVICE void put_inverse() const { GroupInverse<Tiles>::put(tiles_); }
 
 private:
     static constexpr int kSecond = 8 * 64;  // from a row of a pair panel to the other one of its step

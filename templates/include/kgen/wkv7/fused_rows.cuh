@@ -30,28 +30,40 @@ class FusedRows {
 public:
     KGEN_DEVICE FusedRows(const Tiles& tiles, int warp, const Tensors& x) : tiles_(tiles), warp_(warp), x_(x) {}
 
-    // S before a chunk, transposed, to shared memory. A warp has 16 keys.
-    KGEN_DEVICE void put_state(i64 number) const {
+    // S before a chunk: a warp has 16 keys, a lane keys 8 n further and pairs of value features.
+    using Lines = float[8][2][2];  // tile, n
+
+    KGEN_DEVICE void load_state(Lines& lines, i64 number) const {
+        const int lane = opaque(lane_id()), column = 2 * (lane % 4), key = 16 * opaque(warp_) + lane / 4;
+        const float* const from = x_.states + (number * Tensors::kK + key) * Tensors::kV + column;
+#pragma unroll
+        for (int tile = 0; tile < 8; ++tile) {
+            const int width = Tensors::kV == 64 ? 2 : Tensors::kV - column - 8 * tile;
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                lines[tile][n][0] = lines[tile][n][1] = 0.0f;
+                if (Tensors::is_key(key + 8 * n))
+                    load_two(lines[tile][n], from + 8 * n * Tensors::kV + 8 * tile, width);
+            }
+        }
+    }
+
+    // The same to shared memory, transposed.
+    KGEN_DEVICE void put_state(const Lines& lines) const {
         const int warp = opaque(warp_);
-        const int lane = opaque(lane_id()), column = 2 * (lane % 4), key = 16 * warp + lane / 4;
+        const int lane = opaque(lane_id());
         const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
         bf16* to = tiles_.state() + Tiles::PairPanels::offset(row, piece);
-        const float* const from = x_.states + (number * Tensors::kK + key) * Tensors::kV + column;
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             u32 words[4], low[4];
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int further = 16 * t + 8 * half, width = Tensors::kV == 64 ? 2 : Tensors::kV - column - further;
-#pragma unroll
-                for (int n = 0; n < 2; ++n) {
-                    float two[2] = {};
-                    if (Tensors::is_key(key + 8 * n)) load_two(two, from + 8 * n * Tensors::kV + further, width);
-                    u32 terms[2];
-                    split_bf16(two[0], two[1], terms);
-                    words[n + 2 * half] = terms[0];
-                    low[n + 2 * half] = terms[1];
-                }
+            for (int i = 0; i < 4; ++i) {
+                const float(&two)[2] = lines[2 * t + i / 2][i % 2];
+                u32 terms[2];
+                split_bf16(two[0], two[1], terms);
+                words[i] = terms[0];
+                low[i] = terms[1];
             }
             stmatrix_transposed(words, to + 16 * 64 * t);
             stmatrix_transposed(low, to + 16 * 64 * t + kPairs);
@@ -81,6 +93,7 @@ public:
         multiply<Late ? Major::MN : Major::K>(sums, own, low, Operand(state, 0, 0), Operand(state + kPairs, 0, 0));
         wgmma_commit();
         wgmma_wait<0>(products, sums, own);
+        named_barrier_arrive<384>(kFusedRead);
         // The step of row g, and of column 0 of a lane's first tile.
         const int distance = 8 * warp + lane / 4 - 2 * (lane % 4);
 #pragma unroll
@@ -131,7 +144,7 @@ public:
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const int tile = 2 * t + n, place = Tiles::tile_place(before, tile);
-                const f32x2 one = sum(high[2 * n], low[2 * n]), two = sum(high[2 * n + 1], low[2 * n + 1]);
+                const f32x2 one = sum_pair(high[2 * n], low[2 * n]), two = sum_pair(high[2 * n + 1], low[2 * n + 1]);
                 const float(&of)[4] = sums[tile];
                 const auto p = *reinterpret_cast<const Vec<float, 2>*>(products + Tiles::tile_place(until, tile));
                 if constexpr (Late) {
@@ -222,11 +235,6 @@ private:
         for (int t = 0; t < 4; ++t) multiply<M>(sums, x, low_y, t);
 #pragma unroll
         for (int t = 0; t < 4; ++t) multiply<M>(sums, x, y, t);
-    }
-
-    static KGEN_DEVICE f32x2 sum(u32 high, u32 low) {
-        const f32x2 x = unpack2<bf16>(high), y = unpack2<bf16>(low);
-        return {x.x + y.x, x.y + y.y};
     }
 
     Tiles tiles_;

@@ -65,8 +65,20 @@ public:
         named_barrier_sync(kFusedEarly, 128);
     }
 
-    // The running sums of a chunk, of `left` steps from step `begin` on.
-    KGEN_DEVICE void put(int chunk, i64 begin, int left, float& nonfinite) {
+    // The lane's w of a chunk of `left` steps from step `begin` on.
+    KGEN_DEVICE void load(float (&w)[kSteps][2], i64 begin, int left) const {
+        const int key = 2 * opaque(lane_id()), first = kSteps * opaque(warp_);
+        const W* from = x_.w.first + (begin + first) * x_.w.stride + key;
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+            w[s][0] = w[s][1] = 0.0f;
+            if (first + s < left) load(w[s], from, key);
+            from += x_.w.stride;
+        }
+    }
+
+    // gw of the chunk.
+    KGEN_DEVICE void put(int chunk, const float (&w)[kSteps][2], i64 begin, int left, float& nonfinite) {
         const int warp = opaque(warp_);
         const int lane = opaque(lane_id()), key = 2 * lane, first = kSteps * warp;
         Two late[kSteps], read[kSteps], magnitudes[kSteps];  // x - R gR, A gA, magnitudes added
@@ -123,19 +135,8 @@ public:
                     before[i] += others[other][i];
                     sizes[i] += others[other][2 + i];
                 }
-        // Slopes of log(d) by w.
-        Two slopes[kSteps];
         limit = {{0.5f * limit[0], 0.5f * limit[1]}};
-        const W* w = x_.w.first + (begin + first) * x_.w.stride + key;
         W* gw = x_.gw.at(begin + first) + key;
-#pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-            float two[2] = {};
-            if (first + s < left) load(two, w, key);
-            w += x_.w.stride;
-#pragma unroll
-            for (int i = 0; i < 2; ++i) slopes[s][i] = slope(two[i]);
-        }
         Two from_end[kSteps];
 #pragma unroll
         for (int s = kSteps - 1; s >= 0; --s)
@@ -155,7 +156,7 @@ public:
                 nonfinite = fma(found[i], 0.0f, nonfinite);
                 before[i] += late[s][i] - read[s][i];
                 sizes[i] += magnitudes[s][i];
-                found[i] *= slopes[s][i];
+                found[i] *= slope(w[s][i]);
             }
             if (first + s < left) store(gw, key, found);
             gw += x_.gw.stride_t;

@@ -91,7 +91,7 @@ private:
 // With two numbers chunks alternate, as an arrival may come before the wait of the chunk before.
 enum FusedBarrier {
     kFusedProducers = 1,
-    kFusedFull,       // a chunk's rows, scores and inverse are there
+    kFusedFull,       // a chunk's rows and scores are there
     kFusedConsumed,   // the warpgroup with G has read them
     kFusedBegun,      // X and sa of a chunk are there
     kFusedSolved,     // gsa is
@@ -102,6 +102,7 @@ enum FusedBarrier {
     kFusedDone,                        // nothing of a chunk's rows is read any more
     kFusedExchanged = kFusedDone + 2,  // products of R and A with their gradients, and sums of S * G, are there
     kFusedGradient = kFusedExchanged + 2,
+    kFusedState,  // S of a chunk is there
 };
 
 // A fragment of operands A for 16 of 64 columns, from 16 rows of a panel. `rows`: the first one, a multiple of 8.
@@ -113,5 +114,11 @@ struct PanelRows {
         : rows(rows), first(FusedTiles::PairPanels::offset(lane % 16, lane / 16)) {}
     KGEN_DEVICE void read(u32 (&x)[4], int fragment) const { ldmatrix<4>(x, rows + (first ^ 16 * fragment)); }
 };
+
+// The values of a pair of two terms.
+KGEN_DEVICE f32x2 sum_pair(u32 high, u32 low) {
+    const f32x2 x = unpack2<bf16>(high), y = unpack2<bf16>(low);
+    return {x.x + y.x, x.y + y.y};
+}
 
 }  // namespace kgen::wkv7
