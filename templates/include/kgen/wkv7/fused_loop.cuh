@@ -6,8 +6,8 @@
 //
 //     producer    fused_producer.cuh    rows with decays, scores
 //     gradient    fused_gradient.cuh    the inverse, gsa, gv and G, which neither of the others needs in memory
-//     late        fused_rows.cuh        gr, ga
-//     early       fused_rows.cuh        gb, gk; gw (fused_sums.cuh)
+//     late        fused_rows.cuh        gr, ga; half of gw (fused_sums.cuh)
+//     early       fused_rows.cuh        gb, gk; the other half
 //
 // NaN and Inf: where a result is not finite the block computes its sequence again, step by step.
 //
@@ -48,9 +48,11 @@ public:
         } else if (group == 1) {
             differentiate(tensors_of(own_block(), N, T, H), nonfinite);
         } else if (group == 2) {
-            compute_late(tensors_of(own_block(), N, T, H));
+            const Tensors x = tensors_of(own_block(), N, T, H);
+            compute<true>(x, x.gr, x.ga, nonfinite);
         } else {
-            compute_early(tensors_of(own_block(), N, T, H), nonfinite);
+            const Tensors x = tensors_of(own_block(), N, T, H);
+            compute<false>(x, x.gb, x.gk, nonfinite);
         }
         if (block_any_nonfinite<kThreads / kWarpSize>(nonfinite)) {
             const u32 zero = static_cast<u32>(H >> 63);
@@ -82,10 +84,9 @@ private:
         FusedProducer<Tensors, Config::kVec> producer(tiles(), warp_in_warpgroup(), x, order.first(0));
         producer.copy_rows(0, order.left(0));
         cp_async_commit();
-        int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
-            const int next = Tiles::next_slot(slot), steps = order.left(chunk);
+            const int slot = Tiles::slot_of(chunk), next = Tiles::slot_of(chunk + 1), steps = order.left(chunk);
             if (chunk >= 2) named_barrier_sync(kFusedDone + (chunk & 1), 384);  // of the last chunk but one
             producer.copy_values(chunk, steps);
             cp_async_commit();
@@ -105,7 +106,6 @@ private:
             cp_async_wait<1>();
             fence_proxy_async();
             named_barrier_arrive<256>(kFusedFull);
-            slot = next;
         }
         named_barrier_sync(kFusedConsumed, 256);  // each arrival has its wait
         if (order.chunks > 1) named_barrier_sync(kFusedDone + (order.chunks & 1), 384);
@@ -119,11 +119,11 @@ private:
         FusedGradient<Tensors> gradient(tiles(), warp_in_warpgroup(), x);
         float sa[4][4];
         gradient.load_sa(sa, order.first(0), order.left(0));
-        int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
             const i64 begin = order.first(chunk);
             u32 gsa[2][4], low_gsa[2][4];
+            const int slot = Tiles::slot_of(chunk);
             float gv[4][4];
             named_barrier_sync(kFusedFull, 256);
             if (chunk > 0) named_barrier_sync(kFusedRead, 384);  // of the chunk before
@@ -134,75 +134,51 @@ private:
             gradient.finish(chunk, slot, gsa, low_gsa, gv);
             named_barrier_arrive<256>(kFusedConsumed);
             if (chunk + 1 < order.chunks) gradient.load_sa(sa, order.first(chunk + 1), kChunk);
-            named_barrier_sync(kFusedState, 256);
+            named_barrier_sync(kFusedState, 384);
             gradient.put_end(chunk);
-            named_barrier_arrive<256>(kFusedLate);
+            named_barrier_arrive<256>(kFusedStateRead);
             named_barrier_arrive<384>(kFusedExchanged + (chunk & 1));
             gradient.write(begin, order.left(chunk), gv, nonfinite);
-            slot = Tiles::next_slot(slot);
         }
         named_barrier_sync(kFusedRead, 384);
     }
 
-    static KGEN_DEVICE void compute_late(const Tensors& x) {
+    // `first` and `second`: the gradients of the warpgroup's rows.
+    template <bool Late>
+    static KGEN_DEVICE void compute(const Tensors& x, const Rows<bf16>& first, const Rows<bf16>& second,
+                                    float& nonfinite) {
         const Order order(x.steps);
         if (order.chunks == 0) return;
-        const FusedRows<Tensors, true> rows(tiles(), warp_in_warpgroup(), x);
-        typename FusedRows<Tensors, true>::Lines state;
+        const FusedRows<Tensors, Late> rows(tiles(), warp_in_warpgroup(), x);
+        const FusedSums<Tensors, Late> running(tiles(), warp_in_warpgroup(), x);
+        running.template begin<Config::kFinalState>(order.number(0), order.first(0), order.left(0));
+        typename FusedRows<Tensors, Late>::Line state;
         rows.load_state(state, order.number(0));
-        int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
+            const i64 begin = order.first(chunk);
+            const int left = order.left(chunk);
             float sums[8][4];
-            u32 first_pairs[8], second_pairs[8];
-            if (chunk > 0) named_barrier_sync(kFusedSummed, 256);  // of the chunk before
+            u32 scores[4][4], low_scores[4][4], first_pairs[8], second_pairs[8];
+            typename FusedSums<Tensors, Late>::Logits w;
             rows.put_state(state);
-            named_barrier_sync(kFusedLate, 128);
-            named_barrier_arrive<256>(kFusedState);
-            compute(rows, chunk, slot, sums);
-            named_barrier_sync(kFusedLate, 256);  // both warpgroups have read S
+            named_barrier_sync(kFusedRows, 256);
+            named_barrier_arrive<384>(kFusedState);
+            named_barrier_sync(kFusedBegun, 384);
+            named_barrier_sync(kFusedSolved, 384);
+            rows.read(chunk, sums, scores, low_scores);
+            const int slot = Tiles::slot_of(opaque(chunk));
+            rows.add_steps(slot, sums, scores, low_scores);
+            if (Late) named_barrier_sync(kFusedStateRead, 256);
             rows.finish(chunk, slot, sums, first_pairs, second_pairs);
-            named_barrier_arrive<384>(kFusedExchanged + (chunk & 1));
             named_barrier_arrive<384>(kFusedDone + (chunk & 1));
+            running.load(w, begin, left);
             if (chunk + 1 < order.chunks) rows.load_state(state, order.number(chunk + 1));
-            rows.write(x.gr, first_pairs, order.first(chunk), order.left(chunk));
-            rows.write(x.ga, second_pairs, order.first(chunk), order.left(chunk));
-            slot = Tiles::next_slot(slot);
-        }
-        named_barrier_sync(kFusedSummed, 256);
-    }
-
-    static KGEN_DEVICE void compute_early(const Tensors& x, float& nonfinite) {
-        const Order order(x.steps);
-        if (order.chunks == 0) return;
-        const FusedRows<Tensors, false> rows(tiles(), warp_in_warpgroup(), x);
-        FusedSums<Tensors> running(tiles(), warp_in_warpgroup(), x);
-        if (Config::kFinalState && x.gfinal != nullptr)
-            running.begin(order.number(0), order.first(0), order.left(0));
-        int slot = 0;
-#pragma unroll 1
-        for (int chunk = 0; chunk < order.chunks; ++chunk) {
-            float sums[8][4], w[8][2];
-            u32 first_pairs[8], second_pairs[8];
-            compute(rows, chunk, slot, sums);
-            rows.finish(chunk, slot, sums, first_pairs, second_pairs);
-            named_barrier_arrive<384>(kFusedDone + (chunk & 1));
-            running.load(w, order.first(chunk), order.left(chunk));
-            rows.write(x.gb, first_pairs, order.first(chunk), order.left(chunk));
-            rows.write(x.gk, second_pairs, order.first(chunk), order.left(chunk));
+            rows.write(first, first_pairs, begin, left);
+            rows.write(second, second_pairs, begin, left);
             named_barrier_sync(kFusedExchanged + (chunk & 1), 384);
-            running.put(chunk, w, order.first(chunk), order.left(chunk), nonfinite);
-            slot = Tiles::next_slot(slot);
+            running.put(chunk, w, begin, left, nonfinite);
         }
-    }
-
-    template <class Rows>
-    static KGEN_DEVICE void compute(const Rows& rows, int chunk, int slot, float (&sums)[8][4]) {
-        u32 scores[4][4], low_scores[4][4];
-        named_barrier_sync(kFusedBegun, 384);
-        named_barrier_sync(kFusedSolved, 384);
-        rows.read(chunk, sums, scores, low_scores);
-        rows.add_steps(slot, sums, scores, low_scores);
     }
 };
 

@@ -89,21 +89,21 @@ public:
         bf16* early = tiles_.early_rows(slot) + first_row();
         const OwnKeys own(opaque(lane_id()));
         // 1. Sums of logarithms: of the lane's steps, then of all before them.
-        float sums[kLaneSteps][kLaneKeys], before[kLaneKeys];
+        float all[kLaneKeys] = {}, before[kLaneKeys];
         const int existing = of_warp(left) - (own.late ? kLaneSteps : 0);
-#pragma unroll
+#pragma unroll 1
         for (int s = 0; s < kLaneSteps; ++s) {
-            read_logs(sums[s], late + Tiles::kPairs + own.place(s), s < existing);
+            float logs[kLaneKeys];
+            read_logs(logs, late + Tiles::kPairs + own.place(s), s < existing);
 #pragma unroll
-            for (int x = 0; x < kLaneKeys; ++x)
-                if (s > 0) sums[s][x] += sums[s > 0 ? s - 1 : 0][x];
+            for (int x = 0; x < kLaneKeys; ++x) all[x] += logs[x];
         }
         Vec<float, kLaneKeys> total;
 #pragma unroll
         for (int x = 0; x < kLaneKeys; ++x) {
-            const float all = sums[kLaneSteps - 1][x], other = shfl_xor(all, 16);
+            const float other = shfl_xor(all[x], 16);
             before[x] = own.late ? other : 0.0f;
-            total[x] = all + other;
+            total[x] = all[x] + other;
         }
         if (warp_ < 3) *reinterpret_cast<Vec<float, kLaneKeys>*>(tiles_.totals(warp_) + own.key) = total;
         named_barrier_sync(kFusedProducers, 128);
@@ -120,16 +120,18 @@ public:
 #pragma unroll
         for (int x = 0; x < kLaneKeys; ++x) product[x] = fast_exp2(before[x]);
         float* const products = tiles_.products(chunk) + 64 * (kSteps * warp_ + (own.late ? kLaneSteps : 0));
-#pragma unroll
+#pragma unroll 1
         for (int s = 0; s < kLaneSteps; ++s) {
             const int at = own.place(s);
+            float logs[kLaneKeys];
+            read_logs(logs, late + Tiles::kPairs + at, s < existing);
             put_row(late + kSecond + at, product.data);
             float inverse[kLaneKeys];
 #pragma unroll
             for (int x = 0; x < kLaneKeys; ++x) {
-                const float sum = before[x] + sums[s][x];
-                product[x] = fast_exp2(sum);
-                inverse[x] = fast_exp2(-sum);
+                before[x] += logs[x];
+                product[x] = fast_exp2(before[x]);
+                inverse[x] = fast_exp2(-before[x]);
                 scaled[x] = scale_ * product[x];
             }
             put_row(late + at, scaled);

@@ -30,43 +30,35 @@ class FusedRows {
 public:
     KGEN_DEVICE FusedRows(const Tiles& tiles, int warp, const Tensors& x) : tiles_(tiles), warp_(warp), x_(x) {}
 
-    // S before a chunk: a warp has 16 keys, a lane keys 8 n further and pairs of value features.
-    using Lines = float[8][2][2];  // tile, n
+    // S before a chunk: each of the eight warps has 8 keys, a lane pairs of value features of one.
+    using Line = float[8][2];
 
-    KGEN_DEVICE void load_state(Lines& lines, i64 number) const {
-        const int lane = opaque(lane_id()), column = 2 * (lane % 4), key = 16 * opaque(warp_) + lane / 4;
+    KGEN_DEVICE void load_state(Line& line, i64 number) const {
+        const int lane = opaque(lane_id()), column = 2 * (lane % 4), key = 8 * first_keys() + lane / 4;
         const float* const from = x_.states + (number * Tensors::kK + key) * Tensors::kV + column;
 #pragma unroll
         for (int tile = 0; tile < 8; ++tile) {
+            line[tile][0] = line[tile][1] = 0.0f;
             const int width = Tensors::kV == 64 ? 2 : Tensors::kV - column - 8 * tile;
-#pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                lines[tile][n][0] = lines[tile][n][1] = 0.0f;
-                if (Tensors::is_key(key + 8 * n))
-                    load_two(lines[tile][n], from + 8 * n * Tensors::kV + 8 * tile, width);
-            }
+            if (Tensors::is_key(key)) load_two(line[tile], from + 8 * tile, width);
         }
     }
 
     // The same to shared memory, transposed.
-    KGEN_DEVICE void put_state(const Lines& lines) const {
-        const int warp = opaque(warp_);
-        const int lane = opaque(lane_id());
-        const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
-        bf16* to = tiles_.state() + Tiles::PairPanels::offset(row, piece);
+    KGEN_DEVICE void put_state(const Line& line) const {
+        bf16* to = tiles_.state() + Tiles::PairPanels::offset(opaque(lane_id()), first_keys());
 #pragma unroll
-        for (int t = 0; t < 4; ++t) {
+        for (int half = 0; half < 2; ++half) {
             u32 words[4], low[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float(&two)[2] = lines[2 * t + i / 2][i % 2];
                 u32 terms[2];
-                split_bf16(two[0], two[1], terms);
+                split_bf16(line[4 * half + i][0], line[4 * half + i][1], terms);
                 words[i] = terms[0];
                 low[i] = terms[1];
             }
-            stmatrix_transposed(words, to + 16 * 64 * t);
-            stmatrix_transposed(low, to + 16 * 64 * t + kPairs);
+            stmatrix_transposed(words, to + 32 * 64 * half);
+            stmatrix_transposed(low, to + 32 * 64 * half + kPairs);
         }
         fence_proxy_async();
     }
@@ -201,6 +193,8 @@ public:
     }
 
 private:
+    KGEN_DEVICE int first_keys() const { return opaque(warp_) + (Late ? 0 : 4); }  // in blocks of 8
+
     // Two value features, of which `width` exist.
     static KGEN_DEVICE void load_two(float (&to)[2], const float* from, int width) {
         if constexpr (Tensors::kVec % 2 == 0) {

@@ -24,7 +24,7 @@
 //     float products[2][33][64]      P before the first step (1), and through each step
 //     float early[32][64]            products of K and B with their gradients
 //     float ends[2][4][64]           sums of S * G before a chunk: a part of each warp
-//     float sums[4][32][4]           of each warp of the running sums
+//     float sums[2][4][16][4]        of each warp of the running sums, of late and of early rows
 #pragma once
 
 #include "kgen/primitives/wgmma.cuh"
@@ -81,7 +81,7 @@ struct FusedTiles {
     static KGEN_DEVICE int float_place(int row, int column) { return kColumns * row + (column ^ row % 4 * 8); }
     static KGEN_DEVICE int tile_place(int place, int tile) { return (place ^ tile % 4 * 8) + tile / 4 * 32; }
 
-    static KGEN_DEVICE int next_slot(int slot) { return slot == kSlots - 1 ? 0 : slot + 1; }
+    static KGEN_DEVICE int slot_of(int chunk) { return chunk % kSlots; }
 
 private:
     KGEN_DEVICE float* floats() const { return reinterpret_cast<float*>(first + kFloatsAt); }
@@ -96,13 +96,13 @@ enum FusedBarrier {
     kFusedBegun,      // X and sa of a chunk are there
     kFusedSolved,     // gsa is
     kFusedRead,       // X, S, Y and Z of a chunk are read
-    kFusedSummed,     // products of R and A with their gradients are read
-    kFusedLate,
-    kFusedEarly,
+    kFusedSummed,     // products of rows with their gradients are read, sums are there
+    kFusedRows,       // S of a chunk is there, for late and early rows
+    kFusedStateRead,  // late rows and the warpgroup with G have read it
     kFusedDone,                        // nothing of a chunk's rows is read any more
-    kFusedExchanged = kFusedDone + 2,  // products of R and A with their gradients, and sums of S * G, are there
+    kFusedExchanged = kFusedDone + 2,  // products of rows with their gradients, and sums of S * G, are there
     kFusedGradient = kFusedExchanged + 2,
-    kFusedState,  // S of a chunk is there
+    kFusedState,                           // S of a chunk is there, for the warpgroup with G
 };
 
 // A fragment of operands A for 16 of 64 columns, from 16 rows of a panel. `rows`: the first one, a multiple of 8.
