@@ -30,7 +30,8 @@ class FusedProducer {
     using W = typename Tensors::W;
     using Tiles = FusedTiles;
     static constexpr int kChunk = Tiles::kChunk, kSteps = 8, kLaneSteps = 4, kLaneKeys = 4;
-    using Words = Vec<u32, 2>;
+    using Words = Vec<u32, 2>;          // of the lane's keys
+    using Keys = Vec<float, kLaneKeys>;  // the same
     template <class T>
     using Copier = GroupCopier<T, CopyVec, kSteps, kWarpSize, Direction::backward>;
 
@@ -88,57 +89,60 @@ public:
         bf16* late = tiles_.late_rows(slot) + first_row();
         bf16* early = tiles_.early_rows(slot) + first_row();
         const OwnKeys own(opaque(lane_id()));
-        // 1. Sums of logarithms: of the lane's steps, then of all before them.
-        float all[kLaneKeys] = {}, before[kLaneKeys];
+        // 1. Logarithms of the lane's steps, to the places of their products; their sum, and that of all steps before.
+        float* const products = tiles_.products(chunk) + 64 * (kSteps * warp_ + (own.late ? kLaneSteps : 0));
         const int existing = of_warp(left) - (own.late ? kLaneSteps : 0);
-#pragma unroll 1
-        for (int s = 0; s < kLaneSteps; ++s) {
-            float logs[kLaneKeys];
-            read_logs(logs, late + Tiles::kPairs + own.place(s), s < existing);
+        Keys sum = {}, before, total;
 #pragma unroll
-            for (int x = 0; x < kLaneKeys; ++x) all[x] += logs[x];
+        for (int s = 0; s < kLaneSteps; ++s) {
+            const Words words = own.words(late + Tiles::kPairs, s);
+            Keys logs;
+#pragma unroll
+            for (int x = 0; x < kLaneKeys; ++x) {
+                logs[x] = s < existing ? fast_clamp_log2(value<W>(words, x)) : 0.0f;
+                sum[x] += logs[x];
+            }
+            *own.product(products, s) = logs;
         }
-        Vec<float, kLaneKeys> total;
 #pragma unroll
         for (int x = 0; x < kLaneKeys; ++x) {
-            const float other = shfl_xor(all[x], 16);
+            const float other = shfl_xor(sum[x], 16);
             before[x] = own.late ? other : 0.0f;
-            total[x] = all[x] + other;
+            total[x] = sum[x] + other;
         }
-        if (warp_ < 3) *reinterpret_cast<Vec<float, kLaneKeys>*>(tiles_.totals(warp_) + own.key) = total;
+        if (warp_ < 3) *reinterpret_cast<Keys*>(tiles_.totals(warp_) + own.key) = total;
         named_barrier_sync(kFusedProducers, 128);
 #pragma unroll
         for (int other = 0; other < 3; ++other) {
             if (other >= warp_) break;
-            const auto earlier = *reinterpret_cast<const Vec<float, kLaneKeys>*>(tiles_.totals(other) + own.key);
+            const auto earlier = *reinterpret_cast<const Keys*>(tiles_.totals(other) + own.key);
 #pragma unroll
             for (int x = 0; x < kLaneKeys; ++x) before[x] += earlier[x];
         }
-        // 2. Rows.
-        Vec<float, kLaneKeys> product;
-        float scaled[kLaneKeys];
+        // 2. Rows. Inputs of a step are read before anything is written: the compiler does not know that the places
+        // differ. A loop, as code of all warpgroups together has to fit the instruction cache.
+        Keys product;
 #pragma unroll
         for (int x = 0; x < kLaneKeys; ++x) product[x] = fast_exp2(before[x]);
-        float* const products = tiles_.products(chunk) + 64 * (kSteps * warp_ + (own.late ? kLaneSteps : 0));
 #pragma unroll 1
         for (int s = 0; s < kLaneSteps; ++s) {
-            const int at = own.place(s);
-            float logs[kLaneKeys];
-            read_logs(logs, late + Tiles::kPairs + at, s < existing);
-            put_row(late + kSecond + at, product.data);
-            float inverse[kLaneKeys];
+            const Words a = own.words(late + kSecond, s), r = own.words(late, s);
+            const Words k = own.words(early + kSecond, s), b = own.words(early, s);
+            const Keys logs = *own.product(products, s);
+            Keys until, scaled, inverse;
 #pragma unroll
             for (int x = 0; x < kLaneKeys; ++x) {
                 before[x] += logs[x];
-                product[x] = fast_exp2(before[x]);
+                until[x] = fast_exp2(before[x]);
                 inverse[x] = fast_exp2(-before[x]);
-                scaled[x] = scale_ * product[x];
+                scaled[x] = scale_ * until[x];
             }
-            put_row(late + at, scaled);
-            put_row(early + kSecond + at, inverse);
-            put_row(early + at, inverse);
-            // Tiles::float_place(step + s + 1, own.key), as step is a multiple of 4.
-            *reinterpret_cast<Vec<float, kLaneKeys>*>(products + (own.key ^ (s + 1) % 4 * 8) + 64 * (s + 1)) = product;
+            const int at = own.place(s);
+            put_row(late + kSecond + at, a, product);
+            put_row(late + at, r, scaled);
+            put_row(early + kSecond + at, k, inverse);
+            put_row(early + at, b, inverse);
+            *own.product(products, s) = product = until;
         }
         fence_proxy_async();
         named_barrier_sync(kFusedProducers, 128);
@@ -231,6 +235,14 @@ private:
               first(Tiles::PairPanels::offset(lane / 16 * kLaneSteps, key / 8) + key % 8) {}
         // The same of a later step.
         KGEN_DEVICE int place(int s) const { return (first ^ 8 * s) + 64 * s; }
+        // Its inputs of a step, from the warp's first row of a tile on.
+        KGEN_DEVICE Words words(const bf16* tile, int s) const {
+            return *reinterpret_cast<const Words*>(tile + place(s));
+        }
+        // Of P through a step, from P before the lane's first one on: Tiles::float_place(4 n + s + 1, key).
+        KGEN_DEVICE Keys* product(float* products, int s) const {
+            return reinterpret_cast<Keys*>(products + (key ^ (s + 1) % 4 * 8) + 64 * (s + 1));
+        }
     };
 
     KGEN_DEVICE int first_row() const { return 64 * 2 * kSteps * opaque(warp_); }
@@ -243,22 +255,14 @@ private:
         return x % 2 == 0 ? two.x : two.y;
     }
 
-    // The base-2 logarithms of the decays of a lane's step.
-    static KGEN_DEVICE void read_logs(float (&logs)[kLaneKeys], const bf16* at, bool exists) {
-        const Words words = *reinterpret_cast<const Words*>(at);
-#pragma unroll
-        for (int x = 0; x < kLaneKeys; ++x) logs[x] = exists ? fast_clamp_log2(value<W>(words, x)) : 0.0f;
-    }
-
     // The lane's keys of a step: inputs become rows.
-    static KGEN_DEVICE void put_row(bf16* at, const float (&factors)[kLaneKeys]) {
-        const Words values = *reinterpret_cast<const Words*>(at);
+    static KGEN_DEVICE void put_row(bf16* at, const Words& inputs, const Keys& factors) {
         Words words[2];
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
             u32 terms[2];
-            split_bf16(value<bf16>(values, 2 * pair) * factors[2 * pair],
-                       value<bf16>(values, 2 * pair + 1) * factors[2 * pair + 1], terms);
+            split_bf16(value<bf16>(inputs, 2 * pair) * factors[2 * pair],
+                       value<bf16>(inputs, 2 * pair + 1) * factors[2 * pair + 1], terms);
             words[0][pair] = terms[0];
             words[1][pair] = terms[1];
         }

@@ -29,7 +29,7 @@ class FusedSums {
     static constexpr int kSteps = 4, kFirstKey = Late ? 0 : 32;
 
 public:
-    using Logits = Vec<W, 2>[kSteps];  // w of the lane's keys and steps
+    using Logits = u32[kSteps];  // w of the lane's keys, in pairs: halves would wait for the load at once
 
     KGEN_DEVICE FusedSums(const Tiles& tiles, int warp, const Tensors& x) : tiles_(tiles), warp_(warp), x_(x) {}
 
@@ -69,8 +69,7 @@ public:
         const W* from = x_.w.first + (begin + own.first) * x_.w.stride + own.key;
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
-            w[s] = {};
-            if (own.first + s < left) load(w[s], from, own.key);
+            w[s] = own.first + s < left ? load(from, own.key) : 0;
             from += x_.w.stride;
         }
     }
@@ -151,6 +150,7 @@ public:
         W* gw = x_.gw.at(begin + own.first) + own.key;
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
+            const f32x2 logits = unpack2<W>(w[s]);
             float found[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -160,7 +160,7 @@ public:
                 nonfinite = fma(found[i], 0.0f, nonfinite);
                 before[i] += late[s][i] - read[s][i];
                 sizes[i] += magnitudes[s][i];
-                found[i] *= slope(to_float(w[s][i]));
+                found[i] *= slope(i == 0 ? logits.x : logits.y);
             }
             if (own.first + s < left) store(gw, own.key, found);
             gw += x_.gw.stride_t;
@@ -192,13 +192,15 @@ private:
 
     static KGEN_DEVICE Two at(const float* from) { return *reinterpret_cast<const Two*>(from); }
 
-    static KGEN_DEVICE void load(Vec<W, 2>& to, const W* from, int key) {
+    static KGEN_DEVICE u32 load(const W* from, int key) {
         if constexpr (Tensors::kVec % 2 == 0) {
-            if (Tensors::is_key(key)) to = load_vec<2>(from);
+            return Tensors::is_key(key) ? *reinterpret_cast<const u32*>(from) : 0;
         } else {
+            Vec<W, 2> two = {};
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                if (Tensors::is_key(key + i)) to[i] = from[i];
+                if (Tensors::is_key(key + i)) two[i] = from[i];
+            return bit_cast<u32>(two);
         }
     }
     // 1 - sigmoid is a product, which does not cancel, and finite where e^-w would overflow.
