@@ -69,14 +69,14 @@ public:
 #pragma unroll
             for (int i = 0; i < 4; ++i) g_[tile][i] *= d[i % 2];
         }
-        const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
-        bf16* to = tiles_.x() + Tiles::PairPanels::offset(row, piece);
+        bf16* const own = tiles_.x() + 64 * 16 * warp;
+        const PanelRows rows(own, lane), low_rows(own + Tiles::kPairs, lane);
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             u32 x[4], low[4];
             split(x, low, g_[2 * t], g_[2 * t + 1]);
-            stmatrix_transposed(x, to + 16 * 64 * t);
-            stmatrix_transposed(low, to + 16 * 64 * t + Tiles::kPairs);
+            rows.write(x, t);
+            low_rows.write(low, t);
         }
         const int thread = kWarpSize * warp + lane, step = thread / 16, column = thread % 16 * 4;
         const int place = Tiles::PairPanels::offset(Tiles::pair_row(step, 0), column / 8) + column % 8;
@@ -115,13 +115,13 @@ public:
         wgmma_fence(sums, gy);
 #pragma unroll
         for (int t = 0; t < 4; ++t)
-            wgmma_m64k16<64, Major::MN, Major::K>(sums, low_x.at(16 * t, 0), rows.at(0, 16 * t));
+            wgmma_m64k16<64, Major::K, Major::K>(sums, low_x.at(0, 16 * t), rows.at(0, 16 * t));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::K>(sums, x.at(16 * t, 0), rest.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K, Major::K>(sums, x.at(0, 16 * t), rest.at(0, 16 * t));
 #pragma unroll
         for (int t = 0; t < 2; ++t) wgmma_m64k16<64, Major::MN>(sums, gy[t], low_scores.at(16 * t, 0));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::K>(sums, x.at(16 * t, 0), rows.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K, Major::K>(sums, x.at(0, 16 * t), rows.at(0, 16 * t));
 #pragma unroll
         for (int t = 0; t < 2; ++t) wgmma_m64k16<64, Major::MN>(sums, gy[t], scores.at(16 * t, 0));
         wgmma_commit();

@@ -47,12 +47,8 @@ public:
             produce(tensors_of(own_block(), N, T, H));
         } else if (group == 1) {
             differentiate(tensors_of(own_block(), N, T, H), nonfinite);
-        } else if (group == 2) {
-            const Tensors x = tensors_of(own_block(), N, T, H);
-            compute<true>(x, x.gr, x.ga, nonfinite);
         } else {
-            const Tensors x = tensors_of(own_block(), N, T, H);
-            compute<false>(x, x.gb, x.gk, nonfinite);
+            compute(tensors_of(own_block(), N, T, H), group == 2, nonfinite);
         }
         if (block_any_nonfinite<kThreads / kWarpSize>(nonfinite)) {
             const u32 zero = static_cast<u32>(H >> 63);
@@ -143,16 +139,15 @@ private:
         named_barrier_sync(kFusedRead, 384);
     }
 
-    // `first` and `second`: the gradients of the warpgroup's rows.
-    template <bool Late>
-    static KGEN_DEVICE void compute(const Tensors& x, const Rows<bf16>& first, const Rows<bf16>& second,
-                                    float& nonfinite) {
+    // One copy of the code for both warpgroups. `late`: which it is.
+    static KGEN_DEVICE void compute(const Tensors& x, bool late, float& nonfinite) {
         const Order order(x.steps);
         if (order.chunks == 0) return;
-        const FusedRows<Tensors, Late> rows(tiles(), warp_in_warpgroup(), x);
-        const FusedSums<Tensors, Late> running(tiles(), warp_in_warpgroup(), x);
+        const FusedRows<Tensors> rows(tiles(), warp_in_warpgroup(), x, late);
+        const FusedSums<Tensors> running(tiles(), warp_in_warpgroup(), x, late);
+        const Rows<bf16> first = late ? x.gr : x.gb, second = late ? x.ga : x.gk;
         running.template begin<Config::kFinalState>(order.number(0), order.first(0), order.left(0));
-        typename FusedRows<Tensors, Late>::Line state;
+        typename FusedRows<Tensors>::Line state;
         rows.load_state(state, order.number(0));
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
@@ -160,7 +155,7 @@ private:
             const int left = order.left(chunk);
             float sums[8][4];
             u32 scores[4][4], low_scores[4][4], first_pairs[8], second_pairs[8];
-            typename FusedSums<Tensors, Late>::Logits w;
+            typename FusedSums<Tensors>::Logits w;
             rows.put_state(state);
             named_barrier_sync(kFusedRows, 256);
             named_barrier_arrive<384>(kFusedState);
@@ -169,8 +164,12 @@ private:
             rows.read(chunk, sums, scores, low_scores);
             const int slot = Tiles::slot_of(opaque(chunk));
             rows.add_steps(slot, sums, scores, low_scores);
-            if (Late) named_barrier_sync(kFusedStateRead, 256);
-            rows.finish(chunk, slot, sums, first_pairs, second_pairs);
+            if (late) {
+                named_barrier_sync(kFusedStateRead, 256);
+                rows.template finish<true>(chunk, slot, sums, first_pairs, second_pairs);
+            } else {
+                rows.template finish<false>(chunk, slot, sums, first_pairs, second_pairs);
+            }
             named_barrier_arrive<384>(kFusedDone + (chunk & 1));
             running.load(w, begin, left);
             if (chunk + 1 < order.chunks) rows.load_state(state, order.number(chunk + 1));

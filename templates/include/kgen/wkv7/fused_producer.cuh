@@ -150,7 +150,7 @@ public:
 
     // [R; A] [B; K]^T of a chunk: the warp's rows are those of its eight steps.
     KGEN_DEVICE void multiply(int slot, float (&sums)[8][4]) const {
-        const bf16* late = tiles_.late_rows(slot) + first_row();
+        bf16* late = tiles_.late_rows(slot) + first_row();
         u32 x[4][4], low[4][4];
         const PanelRows rows(late, opaque(lane_id())), low_rows(late + Tiles::kPairs, opaque(lane_id()));
 #pragma unroll

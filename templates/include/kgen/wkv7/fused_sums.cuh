@@ -1,5 +1,5 @@
-// gw of a chunk of 32 steps of wkv7 by running sums from both of its ends, for fused_loop.cuh: Late has keys 0 to 31,
-// the other warpgroup keys 32 to 63.
+// gw of a chunk of 32 steps of wkv7 by running sums from both of its ends, for fused_loop.cuh: the warpgroup of late
+// rows has keys 0 to 31, that of early rows keys 32 to 63.
 //
 // With E_t = sum_v S_{t-1} * G_t, per key, where G_t is the gradient of the state before step t but for its decay:
 //
@@ -21,23 +21,24 @@
 
 namespace kgen::wkv7 {
 
-template <class Tensors, bool Late>
+template <class Tensors>
 class FusedSums {
     using Tiles = FusedTiles;
     using W = typename Tensors::W;
     using Two = Vec<float, 2>;
-    static constexpr int kSteps = 4, kFirstKey = Late ? 0 : 32;
+    static constexpr int kSteps = 4;
 
 public:
     using Logits = u32[kSteps];  // w of the lane's keys, in pairs: halves would wait for the load at once
 
-    KGEN_DEVICE FusedSums(const Tiles& tiles, int warp, const Tensors& x) : tiles_(tiles), warp_(warp), x_(x) {}
+    KGEN_DEVICE FusedSums(const Tiles& tiles, int warp, const Tensors& x, bool late)
+        : tiles_(tiles), warp_(warp), x_(x), late_(late) {}
 
     // E behind the last chunk, of `left` steps from step `begin` on, whose state is chunk number `number`'s: 0, or from
     // the gradient of the final state. A thread has a key and 16 value features.
     template <bool HasFinal>
     KGEN_DEVICE void begin(i64 number, i64 begin, int left) const {
-        const int key = kFirstKey + lane_id();
+        const int key = first_key() + lane_id();
         float sum = 0.0f;
         if (HasFinal && x_.gfinal != nullptr && key < Tensors::kK) {
 #pragma unroll 1
@@ -65,7 +66,7 @@ public:
 
     // The lane's w of a chunk of `left` steps from step `begin` on.
     KGEN_DEVICE void load(Logits& w, i64 begin, int left) const {
-        const Own own(opaque(warp_), opaque(lane_id()));
+        const Own own(opaque(warp_), opaque(lane_id()), first_key());
         const W* from = x_.w.first + (begin + own.first) * x_.w.stride + own.key;
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
@@ -77,7 +78,7 @@ public:
     // gw of the chunk. Both warpgroups call it.
     KGEN_DEVICE void put(int chunk, const Logits& w, i64 begin, int left, float& nonfinite) const {
         const int warp = opaque(warp_), lane = opaque(lane_id());
-        const Own own(warp, lane);
+        const Own own(warp, lane, first_key());
         Two late[kSteps], read[kSteps], magnitudes[kSteps];  // x - R gR, A gA, magnitudes added
         Two sum = {}, size = {};
 #pragma unroll
@@ -174,9 +175,10 @@ private:
     struct Own {
         int first, key;
 
-        KGEN_DEVICE Own(int warp, int lane)
-            : first(2 * kSteps * warp + lane / 16 * kSteps), key(kFirstKey + 2 * (lane % 16)) {}
+        KGEN_DEVICE Own(int warp, int lane, int first_key)
+            : first(2 * kSteps * warp + lane / 16 * kSteps), key(first_key + 2 * (lane % 16)) {}
     };
+    KGEN_DEVICE int first_key() const { return late_ ? 0 : 32; }
     // E at the end of a chunk that comes first in time: of this one, or of the one processed before.
     KGEN_DEVICE Two end_of(int chunk, int key) const {
         Two sum = {};
@@ -188,7 +190,7 @@ private:
         }
         return sum;
     }
-    KGEN_DEVICE float* own_sums() const { return tiles_.sums() + (Late ? 0 : 4 * 64); }
+    KGEN_DEVICE float* own_sums() const { return tiles_.sums() + (late_ ? 0 : 4 * 64); }
 
     static KGEN_DEVICE Two at(const float* from) { return *reinterpret_cast<const Two*>(from); }
 
@@ -221,6 +223,7 @@ private:
     Tiles tiles_;
     int warp_;
     const Tensors& x_;
+    bool late_;
 };
 
 }  // namespace kgen::wkv7

@@ -15,7 +15,7 @@
 //     bf16 low_y[64][64], low_z[64][64]   zero where gy and v are
 //     bf16 state[2][64][64]          S before the chunk, transposed: rows are value features; both terms. Then, fp32,
 //                                    products of R and A with their gradients
-//     bf16 x[2][64][64]              diag(P) G, rows are keys; both terms
+//     bf16 x[2][64][64]              diag(P) G, in the same way; both terms
 //     bf16 scores[2][32][64]         (R B^T, R K^T), rows are late steps, columns as rows of F; both terms
 //     bf16 late_scores[32][64]       A K^T: columns 0 to 31 high terms, 32 to 63 low ones
 //     bf16 inverse[32][64]           (I - A B^T)^-1, in the same way
@@ -105,14 +105,15 @@ enum FusedBarrier {
     kFusedState,                           // S of a chunk is there, for the warpgroup with G
 };
 
-// A fragment of operands A for 16 of 64 columns, from 16 rows of a panel. `rows`: the first one, a multiple of 8.
+// A fragment of operands A for 16 of 64 columns, from or to 16 rows of a panel. `rows`: the first one, a multiple of 8.
 struct PanelRows {
-    const bf16* rows;
+    bf16* rows;
     int first;
 
-    KGEN_DEVICE PanelRows(const bf16* rows, int lane)
+    KGEN_DEVICE PanelRows(bf16* rows, int lane)
         : rows(rows), first(FusedTiles::PairPanels::offset(lane % 16, lane / 16)) {}
     KGEN_DEVICE void read(u32 (&x)[4], int fragment) const { ldmatrix<4>(x, rows + (first ^ 16 * fragment)); }
+    KGEN_DEVICE void write(const u32 (&x)[4], int fragment) const { stmatrix(x, rows + (first ^ 16 * fragment)); }
 };
 
 // The values of a pair of two terms.
