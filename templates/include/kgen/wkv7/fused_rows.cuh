@@ -31,7 +31,7 @@ class FusedRows {
 public:
     // `late`: whether the warpgroup has late rows.
     KGEN_DEVICE FusedRows(const Tiles& tiles, int warp, const Tensors& x, bool late)
-        : tiles_(tiles), warp_(warp), x_(x), late_(late) {}
+        : tiles_(tiles), warp_(warp), x_(x), is_late_(late) {}
 
     // S before a chunk: each of the eight warps has 8 keys, a lane four value features of each 16 of one.
     using Line = float[4][4];
@@ -82,8 +82,8 @@ public:
     KGEN_DEVICE void read(int chunk, float (&sums)[8][4], u32 (&scores)[4][4], u32 (&low_scores)[4][4]) const {
         const int warp = opaque(warp_);
         const int lane = opaque(lane_id());
-        bf16* its = (late_ ? tiles_.y(chunk) : tiles_.z(chunk)) + 64 * 16 * warp;
-        const Operand low(late_ ? tiles_.low_y() : tiles_.low_z(), 0, 0);
+        bf16* its = (late() ? tiles_.y(chunk) : tiles_.z(chunk)) + 64 * 16 * warp;
+        const Operand low(late() ? tiles_.low_y() : tiles_.low_z(), 0, 0);
         u32 own[4][4];
         const PanelRows rows(its, lane);
 #pragma unroll
@@ -91,9 +91,9 @@ public:
         float products[8][4];
 #pragma unroll
         for (int i = 0; i < 32; ++i) products[i / 4][i % 4] = sums[i / 4][i % 4] = 0.0f;
-        const Operand other(late_ ? tiles_.z(chunk) : tiles_.y(chunk), 0, 0);
-        const Operand low_other(late_ ? tiles_.low_z() : tiles_.low_y(), 0, 0);
-        const bf16* state = late_ ? tiles_.state() : tiles_.x();
+        const Operand other(late() ? tiles_.z(chunk) : tiles_.y(chunk), 0, 0);
+        const Operand low_other(late() ? tiles_.low_z() : tiles_.low_y(), 0, 0);
+        const bf16* state = late() ? tiles_.state() : tiles_.x();
         wgmma_fence(products, sums, own);
         multiply<Major::K>(products, own, low, other, low_other);
         wgmma_commit();
@@ -102,8 +102,8 @@ public:
         wgmma_wait<0>(products, sums, own);
         named_barrier_arrive<384>(kFusedRead);
         // From the step of a lane's column 0 to that of its row g, or the reverse: by how much the reader is later.
-        const int sign = late_ ? 1 : -1, distance = sign * (8 * warp + lane / 4 - 2 * (lane % 4));
-        const int of_rows = late_ ? 1 : 0;  // A reads earlier steps alone: rows, or columns, of the second kind
+        const int sign = late() ? 1 : -1, distance = sign * (8 * warp + lane / 4 - 2 * (lane % 4));
+        const int of_rows = late() ? 1 : 0;  // A reads earlier steps alone: rows, or columns, of the second kind
 #pragma unroll
         for (int t = 0; t < 4; ++t)
 #pragma unroll
@@ -125,7 +125,7 @@ public:
 
     // What they have of the chunk's steps.
     KGEN_DEVICE void add_steps(int slot, float (&sums)[8][4], u32 (&scores)[4][4], u32 (&low_scores)[4][4]) const {
-        const bf16* rows = late_ ? tiles_.early_rows(slot) : tiles_.late_rows(slot);
+        const bf16* rows = late() ? tiles_.early_rows(slot) : tiles_.late_rows(slot);
         wgmma_fence(sums, scores, low_scores);
         multiply<Major::MN>(sums, scores, low_scores, Operand(rows, 0, 0), Operand(rows + kPairs, 0, 0));
         wgmma_commit();
@@ -239,7 +239,9 @@ public:
     }
 
 private:
-    KGEN_DEVICE int first_keys() const { return opaque(warp_) + (late_ ? 0 : 4); }  // in blocks of 8
+    // Opaque, lest the compiler keeps what depends on it in registers from chunk to chunk.
+    KGEN_DEVICE bool late() const { return opaque(is_late_) != 0; }
+    KGEN_DEVICE int first_keys() const { return opaque(warp_) + (late() ? 0 : 4); }  // in blocks of 8
 
     template <Major M>
     static KGEN_DEVICE Operand at(const Operand& x, int fragment) {
@@ -269,7 +271,7 @@ private:
     Tiles tiles_;
     int warp_;
     const Tensors& x_;
-    bool late_;
+    int is_late_;
 };
 
 }  // namespace kgen::wkv7

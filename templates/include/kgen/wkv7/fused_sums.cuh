@@ -32,7 +32,7 @@ public:
     using Logits = u32[kSteps];  // w of the lane's keys, in pairs: halves would wait for the load at once
 
     KGEN_DEVICE FusedSums(const Tiles& tiles, int warp, const Tensors& x, bool late)
-        : tiles_(tiles), warp_(warp), x_(x), late_(late) {}
+        : tiles_(tiles), warp_(warp), x_(x), is_late_(late) {}
 
     // E behind the last chunk, of `left` steps from step `begin` on, whose state is chunk number `number`'s: 0, or from
     // the gradient of the final state. A thread has a key and 16 value features.
@@ -178,7 +178,8 @@ private:
         KGEN_DEVICE Own(int warp, int lane, int first_key)
             : first(2 * kSteps * warp + lane / 16 * kSteps), key(first_key + 2 * (lane % 16)) {}
     };
-    KGEN_DEVICE int first_key() const { return late_ ? 0 : 32; }
+    KGEN_DEVICE bool late() const { return opaque(is_late_) != 0; }
+    KGEN_DEVICE int first_key() const { return late() ? 0 : 32; }
     // E at the end of a chunk that comes first in time: of this one, or of the one processed before.
     KGEN_DEVICE Two end_of(int chunk, int key) const {
         Two sum = {};
@@ -190,7 +191,7 @@ private:
         }
         return sum;
     }
-    KGEN_DEVICE float* own_sums() const { return tiles_.sums() + (late_ ? 0 : 4 * 64); }
+    KGEN_DEVICE float* own_sums() const { return tiles_.sums() + (late() ? 0 : 4 * 64); }
 
     static KGEN_DEVICE Two at(const float* from) { return *reinterpret_cast<const Two*>(from); }
 
@@ -223,7 +224,7 @@ private:
     Tiles tiles_;
     int warp_;
     const Tensors& x_;
-    bool late_;
+    int is_late_;
 };
 
 }  // namespace kgen::wkv7
