@@ -157,7 +157,6 @@ private:
             u32 scores[4][4], low_scores[4][4], first_pairs[8], second_pairs[8];
             typename FusedSums<Tensors>::Logits w;
             rows.put_state(state);
-            named_barrier_sync(kFusedRows, 256);
             named_barrier_arrive<384>(kFusedState);
             named_barrier_sync(kFusedBegun, 384);
             named_barrier_sync(kFusedSolved, 384);

@@ -93,11 +93,10 @@ enum FusedBarrier {
     kFusedProducers = 1,
     kFusedFull,       // a chunk's rows and scores are there
     kFusedConsumed,   // the warpgroup with G has read them
-    kFusedBegun,      // X and sa of a chunk are there
+    kFusedBegun,      // X, sa and S of a chunk are there
     kFusedSolved,     // gsa is
     kFusedRead,       // X, S, Y and Z of a chunk are read
     kFusedSummed,     // products of rows with their gradients are read, sums are there
-    kFusedRows,       // S of a chunk is there, for late and early rows
     kFusedStateRead,  // late rows and the warpgroup with G have read it
     kFusedDone,                        // nothing of a chunk's rows is read any more
     kFusedExchanged = kFusedDone + 2,  // products of rows with their gradients, and sums of S * G, are there
