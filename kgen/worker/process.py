@@ -13,7 +13,17 @@ from multiprocessing.connection import Connection
 
 from kgen.catalogue import open_catalogue
 from kgen.errors import KgenError, LaunchRefusedError, VerifyError
-from kgen.worker.messages import CallCosts, Failure, Finals, PeerNames, Probe, Setup, Trace, Trial
+from kgen.worker.messages import (
+    CallCosts,
+    Failure,
+    Finals,
+    PeerNames,
+    Probe,
+    SetBegun,
+    Setup,
+    Trace,
+    Trial,
+)
 
 
 def worker_main(
@@ -72,8 +82,10 @@ def worker_main(
                     answer: object = runner.probe()
                 case PeerNames():
                     answer = runner.peer_names(request)
-                case Trial():
+                case Trial(part=None):
                     answer = runner.trial(request)
+                case Trial():
+                    answer = runner.trial(request, lambda place: pipe.send(SetBegun(place)))
                 case Finals():
                     answer = runner.finals(request)
                 case Trace():
