@@ -42,6 +42,8 @@ RUNS = (("host", (0, 1, 2, 3)), ("host-asan", (0,)))
 TIMEOUT_S = 300.0
 # More parts than there are idle cores: how long a set takes is estimated.
 PARTS_PER_CORE = 2
+# Worker processes of a runner, at most: the largest set of a run is a tenth of it or more.
+MOST_JOBS = 16
 # Blocks of a launch must meet on several OS threads, however many parts run beside it.
 LEAST_THREADS = 2
 
@@ -335,6 +337,11 @@ class _Begun:
         """Begin no further part."""
         for end in self.ends:
             end.cancel()
+
+
+def jobs_beside(idle_cores: int) -> int:
+    """Worker processes for host runs, given the cores that nothing else needs."""
+    return max(1, min(MOST_JOBS, idle_cores))
 
 
 def _add(

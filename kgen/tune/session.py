@@ -8,7 +8,14 @@ from contextlib import contextmanager
 
 from kgen.assets import include_dir
 from kgen.model.gpu import GpuProfile
-from kgen.trial import HostRunner, Session, WorkerHandle, WorkerPool, check_peer_names
+from kgen.trial import (
+    HostRunner,
+    Session,
+    WorkerHandle,
+    WorkerPool,
+    check_peer_names,
+    jobs_beside,
+)
 from kgen.tune.request import TuneRequest
 from kgen.worker import Setup
 
@@ -76,10 +83,10 @@ def _setup(request: TuneRequest) -> Setup:
 
 
 def _host_runs_at_once(gpu: GpuProfile) -> int:
-    """Number of concurrent host runs.
+    """Worker processes that make host runs at the same time.
 
     On a GPU they run during the search, on half of the cores. On the host they run after the
     search, when nothing is timed.
     """
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(4, cores) if gpu.is_host else min(8, cores // 2))
+    return min(4, cores) if gpu.is_host else jobs_beside(cores // 2)
