@@ -79,7 +79,9 @@ class _Claim:
 class HostRunner:
     """Runs proofs in the background, each in a worker process. Use as a context manager."""
 
-    def __init__(self, setup: Setup, include: Path, jobs: int = 1) -> None:
+    def __init__(
+        self, setup: Setup, include: Path, jobs: int = 1, most_jobs: int | None = None
+    ) -> None:
         """Find the compilers; starts nothing.
 
         Args:
@@ -87,6 +89,7 @@ class HostRunner:
             include: Folder of the device library.
             jobs: Worker processes at once. Proofs share them: a proof gets as many as there are
                 for each proof that runs or waits when it begins.
+            most_jobs: The same after `widen`; None: as before.
         """
         # The limit on device memory is of the GPU; here it would be of a process that loads torch.
         # One SM: there persistent blocks take several batches of few rows each.
@@ -100,14 +103,17 @@ class HostRunner:
         except ToolchainError as problem:
             self._missing = str(problem).splitlines()[0]
         self._jobs = jobs
+        self._most_jobs = max(jobs, most_jobs or jobs)
         # A thread of a proof waits for those of its parts, which never wait for a proof.
         self._proofs = ThreadPoolExecutor(jobs, thread_name_prefix="kgen-host-run")
-        self._parts = ThreadPoolExecutor(jobs, thread_name_prefix="kgen-host-part")
+        self._parts = ThreadPoolExecutor(self._most_jobs, thread_name_prefix="kgen-host-part")
         self._idle: list[_Worker] = []
         self._workers: list[WorkerHandle] = []
         self._unfinished = 0  # proofs
+        self._busy = 0  # workers
         self._closed = False
-        self._lock = threading.Lock()  # of the four above
+        self._lock = threading.Lock()  # of the five above, and of `_jobs`
+        self._may_run = threading.Condition(self._lock)
 
     def __enter__(self) -> HostRunner:
         return self
@@ -143,12 +149,19 @@ class HostRunner:
         """Run a trial of the host's own build in the background, beside others."""
         return self._submit(lambda: self._begin(trial, self._cores(), 0).outcome())
 
+    def widen(self) -> None:
+        """Use the cores that were left to something else, which has ended."""
+        with self._may_run:
+            self._jobs = self._most_jobs
+            self._may_run.notify_all()
+
     def close(self) -> None:
         """Drop what waits and end what runs: Ctrl-C need not wait for a sanitized build."""
         for pool in (self._proofs, self._parts):
             pool.shutdown(wait=False, cancel_futures=True)
-        with self._lock:
+        with self._may_run:
             self._closed = True
+            self._may_run.notify_all()
         for compiler in self._compilers.values():
             compiler.close()
         for worker in self._workers:
@@ -263,7 +276,7 @@ class HostRunner:
         shared = replace(
             trial,
             seeds=trial.seeds or (self._setup.seed, fresh_seed(self._setup.seed, place + 1)),
-            threads=max(LEAST_THREADS, len(os.sched_getaffinity(0)) // self._jobs),
+            threads=max(LEAST_THREADS, len(os.sched_getaffinity(0)) // self._most_jobs),
         )
         parts = [replace(shared, part=Part(index, count)) for index in range(count)]
         return _Begun(tuple(self._parts.submit(self._run, part) for part in parts))
@@ -276,21 +289,29 @@ class HostRunner:
         except (WorkerError, VerifyError) as problem:
             outcome = problem
         finally:
-            with self._lock:
+            with self._may_run:
                 self._idle.append(worker)
+                self._busy -= 1
+                self._may_run.notify()
         return PartEnd(outcome, worker.handle.set_place)
 
     def _free_worker(self, subject: tuple[str, Problem]) -> _Worker:
-        """An idle worker, one that has the subject's input sets if there is one; else a new one."""
-        with self._lock:
+        """An idle worker, one that has the subject's input sets if there is one; else a new one.
+
+        Raises:
+            WorkerError: If the runner is closed.
+        """
+        with self._may_run:
+            self._may_run.wait_for(lambda: self._closed or self._busy < self._jobs)
+            if self._closed:
+                raise WorkerError("the host run was dropped: its tune has ended")
+            self._busy += 1
             worker = next(
                 (worker for worker in self._idle if worker.subject == subject),
                 self._idle[0] if self._idle else None,
             )
             if worker is not None:
                 self._idle.remove(worker)
-            elif self._closed:
-                raise WorkerError("the host run was dropped: its tune has ended")
             else:
                 worker = _Worker(WorkerHandle(self._setup, TIMEOUT_S, spare=False))
                 self._workers.append(worker.handle)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from host_builds import needs_cxx
@@ -18,8 +21,9 @@ from kgen.catalogue import open_catalogue, profile_named
 from kgen.model.artifact import Rendered
 from kgen.model.digest import digest_of_text
 from kgen.model.problem import parse_problem
+from kgen.model.record import Fate
 from kgen.trial import HostRunner, HostRunResult, host_runs, jobs_beside
-from kgen.worker import Setup
+from kgen.worker import Setup, Trial, TrialOutcome
 
 pytestmark = needs_cxx
 
@@ -136,6 +140,40 @@ def test_proofs_share_the_processes() -> None:
             runner._unfinished = unfinished
             assert runner._cores() == cores
         runner._unfinished = 0
+
+
+def test_a_tune_that_has_nothing_else_to_do_gives_its_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    together = threading.Barrier(3, timeout=60.0)
+    asked: list[str] = []
+
+    class Waiting:
+        """A worker that waits for two others."""
+
+        set_place = None
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def trial(self, trial: Trial) -> TrialOutcome:
+            asked.append(trial.pass_name)
+            together.wait()
+            return TrialOutcome(Fate.VERIFIED)
+
+        def abort(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(host_runs, "WorkerHandle", Waiting)
+    trial = cast("Trial", SimpleNamespace(pass_name="forward", problem=PROBLEM))
+    with HostRunner(SETUP, include_dir(), 1, 3) as runner:
+        ends = [runner._parts.submit(runner._run, trial) for _ in range(3)]
+        time.sleep(0.3)
+        assert len(asked) == 1
+        assert runner._cores() == 1
+        runner.widen()
+        assert [end.result().outcome.fate for end in ends] == [Fate.VERIFIED] * 3  # type: ignore[union-attr]
+        assert runner._cores() == 3
 
 
 @pytest.mark.parametrize(("idle", "jobs"), [(0, 1), (1, 1), (2, 2), (8, 8), (99, 16)])
