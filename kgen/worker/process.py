@@ -45,6 +45,8 @@ def worker_main(
         setup: The setup of the trials to come.
         environment: The parent's environment; that of the server of forks may be older.
     """
+    if setup.on_host or setup.gpu.is_host:
+        os.setpgid(0, 0)  # the programs that it starts end with it: see `Child.kill`
     os.environ.clear()
     os.environ.update(environment)
     # Ctrl-C is the parent's to handle: it finishes or drops the trial, then ends us.
@@ -127,6 +129,8 @@ def _follow(lifeline: Connection) -> None:
     try:
         lifeline.recv_bytes()
     except (EOFError, OSError):
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

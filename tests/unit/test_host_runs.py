@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,11 +10,13 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from host_builds import needs_cxx
+from processes import is_running
 
 from kgen.assets import include_dir
 from kgen.build.render import Renderer
@@ -120,17 +123,33 @@ def test_a_killed_worker_is_named() -> None:
         assert "the worker was ended by SIGKILL" in run.result().fault
 
 
-def test_a_tune_that_ends_waits_for_no_part() -> None:
+def test_a_tune_that_ends_waits_for_no_part_and_leaves_no_program() -> None:
     hang = "if (M == 63) for (volatile int i = 1; i;) {}"
     with HostRunner(SETUP, include_dir(), JOBS) as runner:
         run = start(runner, source(hang))
-        while not runner._workers:
+        while not (programs := sanitized_programs(runner)):
             assert not run.done(), run.result()
             time.sleep(0.01)
         began = time.monotonic()
     assert time.monotonic() - began < 60.0  # not `TIMEOUT_S`
     assert run.done()
     assert not run.result().runs
+    deadline = time.monotonic() + 60.0
+    while any(map(is_running, programs)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def sanitized_programs(runner: HostRunner) -> list[int]:
+    """Those that hang, in the set that does."""
+    workers = [worker._child.pid for worker in runner._workers if worker._child is not None]
+    found = []
+    for pid in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
+        with contextlib.suppress(OSError):
+            ticks = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            if int(ticks[1]) in workers and int(ticks[11]) > 200:  # 2 s of CPU time
+                found.append(pid)
+    return found
 
 
 def test_proofs_share_the_processes() -> None:
