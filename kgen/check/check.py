@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kgen.check.buffers import Fill, Guarded, NoRoomError, fingerprint, guarded
-from kgen.check.case import NORMAL, Case, one_by_one, other_case
+from kgen.check.case import NORMAL, one_by_one, other_case
 from kgen.check.errors import (
     explained,
     largest_mean,
@@ -25,13 +25,15 @@ from kgen.check.extents import Threads
 from kgen.check.fixture import Admits, Fixture, guard_numbers
 from kgen.check.input_set import InputSet
 from kgen.check.moved import moved
+from kgen.check.parts import places_of, set_costs
 from kgen.check.precision import torch_dtype
 from kgen.check.scratch import ScratchState
 from kgen.check.steps import Step, steps_of
-from kgen.check.verdict import Verdict
+from kgen.check.verdict import Verdict, verdict_from
 from kgen.model.plan import Workspace
 from kgen.model.problem import Problem
 from kgen.model.record import OutputAccuracy
+from kgen.model.set_results import Part, SetResult, SetResults
 
 Level = Literal["trial", "certify", "host"]
 Bind = Callable[[Mapping[str, Tensor], Mapping[str, float]], Callable[[], None]]
@@ -60,6 +62,8 @@ def verify(
     steady: Sequence[tuple[str, int]] = (),
     threads: Threads | None = None,
     far: bool = False,
+    part: Part | None = None,
+    begins: Callable[[int], None] = lambda place: None,
 ) -> Verdict:
     """Try a kernel on one input set after another until one refuses it.
 
@@ -91,6 +95,9 @@ def verify(
         steady: (dim, extent): how far a host run must go, see `kgen.check.steady`.
         threads: Of all CTAs for a problem; a host run shortens sets that take too many.
         far: Whether a host run may have rows that are gigabytes apart: addresses, not memory.
+        part: Which sets to try; None for all. Parts must have the same seed. A part's verdict is
+            ok if none of its own sets refuses the kernel, also if it tried none.
+        begins: Called with the place of a set before that is made.
     Returns:
         The verdict.
     Raises:
@@ -101,57 +108,47 @@ def verify(
         constants = names - {fixture.operator.slab_dim}
     seed = fixture.next_seed() if seed is None else seed
     schedule = fixture.schedule
-    skipped: list[str] = []
+    left_out: list[str] = []
     if level == "host":
-        cases, skipped = schedule.host(seed, constants, steady, threads, far)
+        cases, left_out = schedule.host(seed, constants, steady, threads, far)
     elif level == "certify":
         cases = schedule.certify(seed, constants)
     else:
         cases = schedule.trial(seed, constants)
-    tried: list[Case] = []
-    worst: dict[str, OutputAccuracy] = {}
-    reason = ""
-    queue = deque(cases)
+    places: Collection[int] = range(len(cases))
+    if part is not None:
+        costs = set_costs(
+            fixture.operator, fixture.pass_.name, fixture.problem, cases, threads)
+        places = places_of(part, costs)
+    results: list[SetResult] = []
+    queue = deque((place, case) for place, case in enumerate(cases) if place in places)
     with torch.no_grad():
         while queue:
-            case = queue.popleft()
+            place, case = queue.popleft()
+            begins(place)
+            left_aside = SetResult(place, case.label, case.seed, skipped=True)
             try:
                 made = fixture.input_set(case)
             except NoRoomError:
-                skipped.append(case.label)
+                results.append(left_aside)
                 continue
             if admits is not None and not admits(guard_numbers(fixture, made), made.tensors):
-                skipped.append(case.label)
+                results.append(left_aside)
                 if level != "trial" and not case.only:
-                    queue.extendleft(one_by_one(case, fixture.pass_))
+                    queue.extendleft((place, one) for one in one_by_one(case, fixture.pass_))
                 continue
-            tried.append(case)
             scratch = workspaces(made.problem)
             count = LAUNCHES[level] if launches is None else launches
             # A mean says something of ordinary inputs: others may all round to one side.
             mean = level != "trial" and case.name == NORMAL
             found = _Check(fixture, made, scratch, bitwise, mean).run(bind, steps_of(count))
-            for accuracy in found.accuracy:
-                known = worst.get(accuracy.output)
-                if known is None or _share(accuracy) > _share(known):
-                    worst[accuracy.output] = accuracy
-            if found.reason:
-                reason = f"{found.reason}\n  inputs '{case.label}', seed {case.seed}"
+            fault = found.reason and (
+                f"{found.reason}\n  inputs '{case.label}', seed {case.seed}")
+            results.append(SetResult(place, case.label, case.seed, found.accuracy, fault))
+            if fault:
                 break
-    if not tried:
-        reason = (
-            f"the variant's guards admit none of the {len(cases)} input sets\n"
-            f"  skipped: {', '.join(skipped)}"
-        )
-    return Verdict(
-        ok=not reason,
-        reason=reason,
-        level=level,
-        accuracy=tuple(worst.values()),
-        cases=tuple(case.label for case in tried),
-        seeds=tuple(case.seed for case in tried),
-        skipped=tuple(skipped),
-    )
+    of_sets = SetResults(len(cases), tuple(left_out), tuple(results))
+    return verdict_from(of_sets, level, of_sets.fault if part is not None else of_sets.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,10 +377,6 @@ class _Check:
 
     def _explained(self, name: str) -> str:
         return explained(self._fixture, self._made, self._made.results[name].tensor, name)
-
-
-def _share(accuracy: OutputAccuracy) -> float:
-    return accuracy.error / accuracy.bound
 
 
 def _workspace(w: Workspace, problem: Problem, device: torch.device) -> Guarded:

@@ -35,6 +35,7 @@ from kgen.check.sizes import GPU_SIZES, HOST_SIZES, Sizes
 from kgen.check.sound import demand_narrow, demand_sound, global_state
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem
+from kgen.model.set_results import fresh_seed
 from kgen.operators.base import Operator
 
 _WIDENED = (*ZEROS, BY_ROWS, TINY_BY_ROWS, SIGNS_BY_ROWS, RUNS, *SHAPED)
@@ -127,7 +128,7 @@ class Fixture:
     def next_seed(self) -> int:
         """A seed for a trial that brings none: counts from the fixture's own."""
         self._trials += 1
-        return self.schedule.seed * 1_000_003 + self._trials
+        return fresh_seed(self.schedule.seed, self._trials)
 
     def input_set(self, case: Case) -> InputSet:
         """Return the set of a case, made or kept.

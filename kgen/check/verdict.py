@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kgen.model.record import OutputAccuracy
+from kgen.model.set_results import SetResults
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Verdict:
         seeds: Seed of each of them.
         skipped: Labels of the input sets that the variant's guards do not admit, or that are too
             large for the host layer.
+        results: Of each set.
     """
 
     ok: bool
@@ -29,4 +31,19 @@ class Verdict:
     accuracy: tuple[OutputAccuracy, ...]
     cases: tuple[str, ...]
     seeds: tuple[int, ...]
-    skipped: tuple[str, ...] = ()
+    skipped: tuple[str, ...]
+    results: SetResults
+
+
+def verdict_from(results: SetResults, level: str, reason: str) -> Verdict:
+    """The verdict that follows from the results of the sets."""
+    return Verdict(
+        ok=not reason,
+        reason=reason,
+        level=level,
+        accuracy=results.accuracy,
+        cases=tuple(one.label for one in results.tried),
+        seeds=tuple(one.seed for one in results.tried),
+        skipped=results.skipped,
+        results=results,
+    )

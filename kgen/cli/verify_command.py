@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -11,7 +12,7 @@ from kgen.cli import verify_library
 from kgen.cli.context import CommandContext, open_command
 from kgen.errors import OptionError, RecordError
 from kgen.journal import Journal
-from kgen.trial import ComputeSanitizer, HostRunner, Session, WorkerHandle
+from kgen.trial import ComputeSanitizer, HostRunner, Session, WorkerHandle, jobs_beside
 from kgen.verify import Checked, Checker
 from kgen.worker import Setup
 
@@ -40,7 +41,8 @@ def run(options: argparse.Namespace) -> int:
         worker = stack.enter_context(WorkerHandle(setup))
         host_runner = None
         if options.record or on_gpu:
-            host_runner = stack.enter_context(HostRunner(setup, include_dir()))
+            jobs = jobs_beside(len(os.sched_getaffinity(0)) - 1)
+            host_runner = stack.enter_context(HostRunner(setup, include_dir(), jobs))
         checkers = [
             Checker(_session(common, name, worker), setup, host_runner, sanitizer)
             for name in common.passes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from kgen.errors import OptionError
 from kgen.launch.select import absent_gpu, select_gpu
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
-from kgen.trial import HostRunner, Session, WorkerHandle
+from kgen.trial import HostRunner, Session, WorkerHandle, jobs_beside
 from kgen.verify import Checked, LibraryCheck, OnDevice, OnHost, served_subjects
 from kgen.verify.library import Runs
 from kgen.worker import Setup
@@ -105,7 +106,8 @@ def _runs(
         compiler = open_compiler(back_end, [library.headers], limits=compile_limits(options))
         stack.callback(compiler.close)
         if ordinal is None:
-            runner = stack.enter_context(HostRunner(setup, library.headers))
+            jobs = jobs_beside(len(os.sched_getaffinity(0)) - 1)
+            runner = stack.enter_context(HostRunner(setup, library.headers, jobs))
             yield OnHost(entry, pass_name, compiler, runner)
             return
         worker = stack.enter_context(WorkerHandle(setup))

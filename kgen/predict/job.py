@@ -29,7 +29,7 @@ from kgen.predict.publish import Choice, publish
 from kgen.predict.request import PredictRequest
 from kgen.predict.training import Predictor, TrainingSearch, read_training_searches
 from kgen.search.feasible import Feasible, enumerate_feasible
-from kgen.trial import HostRunner, HostRunResult, Session, WorkerHandle
+from kgen.trial import HostRunner, HostRunResult, Session, WorkerHandle, jobs_beside
 from kgen.tune import check_folder_writable
 from kgen.tune.resources import resource_refusal
 from kgen.worker import Setup, TrialOutcome
@@ -100,7 +100,7 @@ def _predict_pass(
     setup = Setup(entry.operator.name, request.paths, request.gpu, 0, request.seed)
     with (
         WorkerHandle(setup, spare=False) as worker,  # never started: there is no such GPU
-        HostRunner(setup, include_dir(), max(1, len(os.sched_getaffinity(0)) // 2)) as runner,
+        HostRunner(setup, include_dir(), jobs_beside(len(os.sched_getaffinity(0)) // 2)) as runner,
     ):
         session = Session(
             entry, pass_name, request.gpu, request.compiler, request.journal, worker

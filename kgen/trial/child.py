@@ -53,8 +53,9 @@ class Child:
     """
 
     def __init__(self, setup: Setup) -> None:
+        self._on_host = setup.on_host or setup.gpu.is_host
         context: SpawnContext | ForkServerContext = (
-            _host_context() if setup.on_host or setup.gpu.is_host else _SPAWN
+            _host_context() if self._on_host else _SPAWN
         )
         self.pipe, theirs = context.Pipe()
         lifeline, self._lifeline = context.Pipe(duplex=False)
@@ -105,7 +106,13 @@ class Child:
                 self._swallow(stream)
 
     def kill(self) -> None:
-        """End it at once, without waiting: a GPU that runs an endless kernel ends it slowly."""
+        """End it at once, without waiting: a GPU that runs an endless kernel ends it slowly.
+
+        On the host it may wait for a sanitized program that never ends; that is of its group.
+        """
+        if self._on_host and self.pid is not None and self._process.is_alive():
+            with contextlib.suppress(ProcessLookupError):  # it has no group yet, and no programs
+                os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()
 
     def dismiss(self) -> None:
@@ -132,7 +139,7 @@ class Child:
     def _join(self, timeout_s: float) -> None:
         self._process.join(timeout=timeout_s)
         if self._process.is_alive():
-            self._process.kill()
+            self.kill()
             self._process.join()
 
     def _close(self) -> None:

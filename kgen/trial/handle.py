@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import TypeVar
 
 from kgen.errors import LaunchError, LaunchRefusedError, VerifyError, WorkerError
@@ -20,6 +21,7 @@ from kgen.worker.messages import (
     Probe,
     ProbeOutcome,
     Request,
+    SetBegun,
     Setup,
     Trace,
     TraceOutcome,
@@ -59,6 +61,10 @@ class WorkerHandle:
 
     A spare process has loaded its modules, which is most of the start-up time, and holds no device.
     So replacing a killed worker takes well under a second.
+
+    Attributes:
+        set_place: Of the last trial of a part, the place of the input set that was begun last; None
+            if none was.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class WorkerHandle:
         self._aborted = False
         self._lock = threading.Lock()  # of what `abort` needs
         self._starts = 0
+        self.set_place: int | None = None
         self._reapers: list[threading.Thread] = []
         self.replacement_s: list[float] = []
 
@@ -131,10 +138,13 @@ class WorkerHandle:
     def trial(self, trial: Trial) -> TrialOutcome:
         """Run one trial; whatever happens to the worker becomes the trial's fate.
 
+        What a kernel prints in a part of a run is counted in the outcome, for whoever joins them.
+
         Raises:
             VerifyError: If the operator's own module is at fault.
             WorkerError: If no worker can be started.
         """
+        self.set_place = None
         child = self._ready_child()
         child.drain()
         before = child.printed_bytes
@@ -152,12 +162,10 @@ class WorkerHandle:
         child.drain()
         printed = child.printed_bytes - before
         if printed and outcome.fate is Fate.VERIFIED:
-            head = child.printed_head.decode(errors="replace").splitlines()
-            child.printed_head = b""
-            first = f"; it begins: {head[0][:80]}" if head else ""
-            return TrialOutcome(
-                Fate.REJECTED, f"the kernel prints: {printed} bytes in one trial{first}"
-            )
+            head, child.printed_head = child.printed_head, b""
+            if trial.part is not None:
+                return replace(outcome, printed=printed, printed_head=head)
+            return printing_refused(printed, head)
         return outcome
 
     def finals(self, finals: Finals) -> FinalsOutcome:
@@ -221,14 +229,21 @@ class WorkerHandle:
 
     def _ask(self, request: Request, outcome: type[Outcome], timeout_s: float) -> Outcome:
         child = self._ready_child()
+        deadline = time.monotonic() + timeout_s
         try:
             child.pipe.send(request)
-            if not child.poll(timeout_s):
-                self._kill_and_reap(child)
-                raise WorkerTimeoutError(
-                    f"no answer within {timeout_s:g} s; the worker was killed"
-                )
-            answer = child.pipe.recv()
+            answer: object = None
+            while answer is None:
+                if not child.poll(deadline - time.monotonic()):
+                    self._kill_and_reap(child)
+                    raise WorkerTimeoutError(
+                        f"no answer within {timeout_s:g} s; the worker was killed"
+                    )
+                received = child.pipe.recv()
+                if isinstance(received, SetBegun):
+                    self.set_place = received.place
+                else:
+                    answer = received
         except (EOFError, OSError):
             raise WorkerDiedError(self._reap(child)) from None
         if isinstance(answer, Failure):
@@ -297,3 +312,12 @@ class WorkerHandle:
         reaper = threading.Thread(target=child.reap, daemon=True)
         reaper.start()
         self._reapers.append(reaper)
+
+
+def printing_refused(printed: int, head: bytes) -> TrialOutcome:
+    """The outcome of a trial whose kernel prints."""
+    lines = head.decode(errors="replace").splitlines()
+    first = f"; it begins: {lines[0][:80]}" if lines else ""
+    return TrialOutcome(
+        Fate.REJECTED, f"the kernel prints: {printed} bytes in one trial{first}"
+    )

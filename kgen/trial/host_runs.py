@@ -4,34 +4,48 @@ A GPU does not reveal a race that happened to go well, an out-of-bounds read who
 away, or a read of shared memory that only an earlier block wrote. The host layer reveals them: it
 runs a block's threads in orders that no GPU would choose, fills shared memory with NaN, and
 AddressSanitizer watches every access. So winners are run there too, at small sizes.
+
+A run takes a core for a minute or more. Where other cores are idle its input sets are shared out to
+several processes (`kgen.check.parts`), and `kgen.trial.host_parts` puts the parts together again.
 """
 
 from __future__ import annotations
 
-import queue
+import os
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from kgen.build import Compiler, open_compiler
 from kgen.build.host import ARCH
 from kgen.errors import ToolchainError, VerifyError, WorkerError
-from kgen.model.artifact import BuildFailure, BuildRequest, Rendered
+from kgen.model.artifact import Artifact, BuildFailure, BuildRequest, Rendered
 from kgen.model.config import Config
 from kgen.model.digest import digest_of
 from kgen.model.problem import Problem
 from kgen.model.record import Evidence, Fate, HostRun
+from kgen.model.set_results import Part, fresh_seed
 from kgen.model.space import Variant
 from kgen.trial.handle import WorkerHandle
+from kgen.trial.host_parts import PartEnd, joined_outcome
 from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
+
+Result = TypeVar("Result")
 
 # (compiler, orders of threads, one launch each). The plain build fills static shared memory with
 # NaN, and must give the same bits in every order; the sanitized one has red zones around
 # everything, and starts a process for each launch.
 RUNS = (("host", (0, 1, 2, 3)), ("host-asan", (0,)))
 TIMEOUT_S = 300.0
+# More parts than there are idle cores: how long a set takes is estimated.
+PARTS_PER_CORE = 2
+# Worker processes of a runner, at most: the largest set of a run is a tenth of it or more.
+MOST_JOBS = 16
+# Blocks of a launch must meet on several OS threads, however many parts run beside it.
+LEAST_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +79,17 @@ class _Claim:
 class HostRunner:
     """Runs proofs in the background, each in a worker process. Use as a context manager."""
 
-    def __init__(self, setup: Setup, include: Path, jobs: int = 1) -> None:
+    def __init__(
+        self, setup: Setup, include: Path, jobs: int = 1, most_jobs: int | None = None
+    ) -> None:
         """Find the compilers; starts nothing.
 
         Args:
             setup: The setup of the tune; its device is replaced by the host layer.
             include: Folder of the device library.
-            jobs: Proofs at once.
+            jobs: Worker processes at once. Proofs share them: a proof gets as many as there are
+                for each proof that runs or waits when it begins.
+            most_jobs: The same after `widen`; None: as before.
         """
         # The limit on device memory is of the GPU; here it would be of a process that loads torch.
         # One SM: there persistent blocks take several batches of few rows each.
@@ -84,11 +102,18 @@ class HostRunner:
                 self._compilers[name] = open_compiler(name, [include])
         except ToolchainError as problem:
             self._missing = str(problem).splitlines()[0]
-        self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="kgen-host-run")
-        self._idle: queue.SimpleQueue[WorkerHandle] = queue.SimpleQueue()
+        self._jobs = jobs
+        self._most_jobs = max(jobs, most_jobs or jobs)
+        # A thread of a proof waits for those of its parts, which never wait for a proof.
+        self._proofs = ThreadPoolExecutor(jobs, thread_name_prefix="kgen-host-run")
+        self._parts = ThreadPoolExecutor(self._most_jobs, thread_name_prefix="kgen-host-part")
+        self._idle: list[_Worker] = []
         self._workers: list[WorkerHandle] = []
+        self._unfinished = 0  # proofs
+        self._busy = 0  # workers
         self._closed = False
-        self._lock = threading.Lock()  # of the two above
+        self._lock = threading.Lock()  # of the five above, and of `_jobs`
+        self._may_run = threading.Condition(self._lock)
 
     def __enter__(self) -> HostRunner:
         return self
@@ -118,24 +143,52 @@ class HostRunner:
             done.set_result(HostRunResult(known.host, kept=True))
             return done
         claim = _Claim(rendered, variant, config, pass_name, problem)
-        return self._pool.submit(self._run_claim, claim)
+        return self._submit(lambda: self._run_claim(claim))
 
     def trial(self, trial: Trial) -> Future[TrialOutcome]:
         """Run a trial of the host's own build in the background, beside others."""
-        return self._pool.submit(self._run, trial)
+        return self._submit(lambda: self._begin(trial, self._cores(), 0).outcome())
+
+    def widen(self) -> None:
+        """Use the cores that were left to something else, which has ended."""
+        with self._may_run:
+            self._jobs = self._most_jobs
+            self._may_run.notify_all()
 
     def close(self) -> None:
         """Drop what waits and end what runs: Ctrl-C need not wait for a sanitized build."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        with self._lock:
+        for pool in (self._proofs, self._parts):
+            pool.shutdown(wait=False, cancel_futures=True)
+        with self._may_run:
             self._closed = True
+            self._may_run.notify_all()
         for compiler in self._compilers.values():
             compiler.close()
         for worker in self._workers:
             worker.abort()
-        self._pool.shutdown(wait=True)
+        for pool in (self._proofs, self._parts):
+            pool.shutdown(wait=True)
         for worker in self._workers:
             worker.close()
+
+    def _submit(self, run: Callable[[], Result]) -> Future[Result]:
+        """Run a proof on the threads of proofs."""
+
+        def counted() -> Result:
+            try:
+                return run()
+            finally:
+                with self._lock:
+                    self._unfinished -= 1
+
+        with self._lock:
+            self._unfinished += 1
+        return self._proofs.submit(counted)
+
+    def _cores(self) -> int:
+        """Worker processes for a proof that begins now."""
+        with self._lock:
+            return max(1, self._jobs // max(1, self._unfinished))
 
     def _are_todays(self, runs: Sequence[HostRun], rendered: Rendered) -> bool:
         """Whether the runs are the same as those that would be made now."""
@@ -158,43 +211,158 @@ class HostRunner:
             name: compiler.submit(BuildRequest(claim.rendered, ARCH))
             for name, compiler in self._compilers.items()
         }
+        cores = self._cores()
+        begun: dict[str, _Begun | BuildFailure] = {}
         host_run = HostRunResult()
-        for name, orders in RUNS:
-            built = builds[name].result()
-            if isinstance(built, BuildFailure):
-                headline = built.message.splitlines()[0]
-                return replace(host_run, missing=f"does not compile for the host: {headline}")
-            trial = Trial(
-                pass_name=claim.pass_name,
-                problem=claim.problem,
-                candidate=Candidate(claim.variant, claim.config, built),
-                level="host",
-                measure=False,
-                orders=orders,
-            )
-            where = self._where(name)
-            try:
-                outcome = self._run(trial)
-            except (WorkerError, VerifyError) as problem:  # of the host; the kernel is not to blame
-                return replace(host_run, missing=f"on the host, {where}: {problem}")
-            host_run = _add(host_run, where, orders, self._key(name, claim.rendered), outcome)
-            if host_run.fault or host_run.missing:
-                break
+        try:
+            if cores > 1:  # beside each other; else one after the other, in one process
+                for place, (name, orders) in enumerate(RUNS):
+                    begun[name] = self._begin_built(claim, builds[name], orders, cores, place)
+            for place, (name, orders) in enumerate(RUNS):
+                if name not in begun:
+                    begun[name] = self._begin_built(claim, builds[name], orders, cores, place)
+                run = begun[name]
+                if isinstance(run, BuildFailure):
+                    headline = run.message.splitlines()[0]
+                    return replace(
+                        host_run, missing=f"does not compile for the host: {headline}")
+                where = self._where(name)
+                try:
+                    outcome = run.outcome()
+                except (WorkerError, VerifyError) as problem:  # the kernel is not to blame
+                    return replace(host_run, missing=f"on the host, {where}: {problem}")
+                host_run = _add(host_run, where, orders, self._key(name, claim.rendered), outcome)
+                if host_run.fault or host_run.missing:
+                    break
+        finally:
+            for run in begun.values():
+                if isinstance(run, _Begun):
+                    run.drop()
         return host_run
 
-    def _run(self, trial: Trial) -> TrialOutcome:
+    def _begin_built(
+        self,
+        claim: _Claim,
+        build: Future[Artifact | BuildFailure],
+        orders: tuple[int, ...],
+        cores: int,
+        place: int,
+    ) -> _Begun | BuildFailure:
+        built = build.result()
+        if isinstance(built, BuildFailure):
+            return built
+        trial = Trial(
+            pass_name=claim.pass_name,
+            problem=claim.problem,
+            candidate=Candidate(claim.variant, claim.config, built),
+            level="host",
+            measure=False,
+            orders=orders,
+        )
+        return self._begin(trial, cores, place)
+
+    def _begin(self, trial: Trial, cores: int, place: int) -> _Begun:
+        """Begin a run, in parts if it has several cores.
+
+        Args:
+            trial: The whole run.
+            cores: Worker processes for it.
+            place: Number of the run among those of a proof: as in one worker, which counts its
+                trials of a problem, each has fresh inputs of its own.
+        """
+        if cores == 1:
+            return _Begun((self._parts.submit(self._run, trial),))
+        count = cores * PARTS_PER_CORE
+        shared = replace(
+            trial,
+            seeds=trial.seeds or (self._setup.seed, fresh_seed(self._setup.seed, place + 1)),
+            threads=max(LEAST_THREADS, len(os.sched_getaffinity(0)) // self._most_jobs),
+        )
+        parts = [replace(shared, part=Part(index, count)) for index in range(count)]
+        return _Begun(tuple(self._parts.submit(self._run, part) for part in parts))
+
+    def _run(self, trial: Trial) -> PartEnd:
+        worker = self._free_worker((trial.pass_name, trial.problem))
+        outcome: TrialOutcome | WorkerError | VerifyError
         try:
-            worker = self._idle.get_nowait()
-        except queue.Empty:
-            with self._lock:
-                if self._closed:
-                    raise WorkerError("the host run was dropped: its tune has ended") from None
-                worker = WorkerHandle(self._setup, TIMEOUT_S, spare=False)
-                self._workers.append(worker)
-        try:
-            return worker.trial(trial)
+            outcome = worker.handle.trial(trial)
+        except (WorkerError, VerifyError) as problem:
+            outcome = problem
         finally:
-            self._idle.put(worker)
+            with self._may_run:
+                self._idle.append(worker)
+                self._busy -= 1
+                self._may_run.notify()
+        return PartEnd(outcome, worker.handle.set_place)
+
+    def _free_worker(self, subject: tuple[str, Problem]) -> _Worker:
+        """An idle worker, one that has the subject's input sets if there is one; else a new one.
+
+        Raises:
+            WorkerError: If the runner is closed.
+        """
+        with self._may_run:
+            self._may_run.wait_for(lambda: self._closed or self._busy < self._jobs)
+            if self._closed:
+                raise WorkerError("the host run was dropped: its tune has ended")
+            self._busy += 1
+            worker = next(
+                (worker for worker in self._idle if worker.subject == subject),
+                self._idle[0] if self._idle else None,
+            )
+            if worker is not None:
+                self._idle.remove(worker)
+            else:
+                worker = _Worker(WorkerHandle(self._setup, TIMEOUT_S, spare=False))
+                self._workers.append(worker.handle)
+            worker.subject = subject
+            return worker
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A worker process.
+
+    Attributes:
+        handle: Its handle.
+        subject: Pass and problem of its last trial, whose input sets it keeps.
+    """
+
+    handle: WorkerHandle
+    subject: tuple[str, Problem] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A run under way: all of it, or its parts in their order."""
+
+    ends: tuple[Future[PartEnd], ...]
+
+    def outcome(self) -> TrialOutcome:
+        """Wait for the outcome.
+
+        Raises:
+            WorkerError, VerifyError: As of `WorkerHandle.trial`.
+        """
+        try:
+            ends = [end.result() for end in self.ends]
+        except CancelledError:
+            raise WorkerError("the host run was dropped: its tune has ended") from None
+        if len(ends) > 1:
+            return joined_outcome(ends)
+        if not isinstance(ends[0].outcome, TrialOutcome):
+            raise ends[0].outcome
+        return ends[0].outcome
+
+    def drop(self) -> None:
+        """Begin no further part."""
+        for end in self.ends:
+            end.cancel()
+
+
+def jobs_beside(idle_cores: int) -> int:
+    """Worker processes for host runs, given the cores that nothing else needs."""
+    return max(1, min(MOST_JOBS, idle_cores))
 
 
 def _add(

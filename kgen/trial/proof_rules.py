@@ -24,6 +24,8 @@ _MODULES = (
     "worker/runner.py",
     "worker/binding.py",
     "trial/host_imports.py",
+    "model/set_results.py",
+    "trial/host_parts.py",
     "trial/host_runs.py",
     "trial/kept_state.py",
     "trial/told_apart.py",

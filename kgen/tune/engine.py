@@ -264,6 +264,8 @@ class _PassTune:
 
     def _wait_for_all(self, safe: SafeCertificates) -> Iterator[TuneEvent]:
         """Wait for all running host runs."""
+        if self._joint is None:  # else other processes of the tune may time kernels
+            self._host_runner.widen()
         yield StageStarted("host runs")
         yield from self._advance()
         while running := [*self._confirmations.host_runs, *safe.host_runs]:

@@ -8,7 +8,14 @@ from contextlib import contextmanager
 
 from kgen.assets import include_dir
 from kgen.model.gpu import GpuProfile
-from kgen.trial import HostRunner, Session, WorkerHandle, WorkerPool, check_peer_names
+from kgen.trial import (
+    HostRunner,
+    Session,
+    WorkerHandle,
+    WorkerPool,
+    check_peer_names,
+    jobs_beside,
+)
 from kgen.tune.request import TuneRequest
 from kgen.worker import Setup
 
@@ -30,7 +37,7 @@ def open_session(
     setup = _setup(request)
     with (
         WorkerHandle(setup, request.limits.trial_s) as worker,
-        HostRunner(setup, include_dir(), _host_runs_at_once(request.gpu)) as host_runner,
+        HostRunner(setup, include_dir(), *_host_runs_at_once(request.gpu)) as host_runner,
     ):
         if request.against:
             operator = request.entry.operator
@@ -75,11 +82,13 @@ def _setup(request: TuneRequest) -> Setup:
     )
 
 
-def _host_runs_at_once(gpu: GpuProfile) -> int:
-    """Number of concurrent host runs.
+def _host_runs_at_once(gpu: GpuProfile) -> tuple[int, int]:
+    """Worker processes that make host runs at the same time: at first, and at the end of a pass.
 
-    On a GPU they run during the search, on half of the cores. On the host they run after the
-    search, when nothing is timed.
+    On a GPU they run during the search, on half of the cores; once nothing but they is left, on all
+    but one. On the host they run after the search, when nothing is timed.
     """
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(4, cores) if gpu.is_host else min(8, cores // 2))
+    if gpu.is_host:
+        return min(4, cores), min(4, cores)
+    return jobs_beside(cores // 2), jobs_beside(cores - 1)

@@ -11,6 +11,7 @@ from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
 from kgen.model.record import COLD, Evidence, Fate, OutputAccuracy, Timing
+from kgen.model.set_results import Part, SetResults
 from kgen.model.space import Variant
 from kgen.model.traced import Traced
 
@@ -94,6 +95,9 @@ class Trial:
             worker's own.
         trained_below_us: Time it on the inputs of a trained model, too, unless random inputs take
             longer than this; None: whatever they take.
+        part: Which input sets to try; None: all. The parts of a run must have the same `seeds`.
+        threads: On the host, OS threads that share the blocks of a launch; 0: the device's own
+            number, which is that of the cores.
     """
 
     pass_name: str
@@ -105,6 +109,15 @@ class Trial:
     orders: tuple[int, ...] = ()
     seeds: tuple[int, int] | None = None
     trained_below_us: float | None = None
+    part: Part | None = None
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SetBegun:
+    """Says, before the answer to a trial of a part, which set it is at: its place in the run."""
+
+    place: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +131,9 @@ class TrialOutcome:
         accuracy: Per output.
         evidence: What was tried, and how; None of a search's trial, whose reason says it.
         trained: As in the record.
+        sets: Of a part, the result of each of its sets.
+        printed: Of a part, bytes that the kernel printed.
+        printed_head: The beginning of that.
     """
 
     fate: Fate
@@ -126,6 +142,9 @@ class TrialOutcome:
     accuracy: tuple[OutputAccuracy, ...] = ()
     evidence: Evidence | None = None
     trained: str = ""
+    sets: SetResults | None = None
+    printed: int = 0
+    printed_head: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

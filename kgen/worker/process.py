@@ -13,7 +13,17 @@ from multiprocessing.connection import Connection
 
 from kgen.catalogue import open_catalogue
 from kgen.errors import KgenError, LaunchRefusedError, VerifyError
-from kgen.worker.messages import CallCosts, Failure, Finals, PeerNames, Probe, Setup, Trace, Trial
+from kgen.worker.messages import (
+    CallCosts,
+    Failure,
+    Finals,
+    PeerNames,
+    Probe,
+    SetBegun,
+    Setup,
+    Trace,
+    Trial,
+)
 
 
 def worker_main(
@@ -35,6 +45,8 @@ def worker_main(
         setup: The setup of the trials to come.
         environment: The parent's environment; that of the server of forks may be older.
     """
+    if setup.on_host or setup.gpu.is_host:
+        os.setpgid(0, 0)  # the programs that it starts end with it: see `Child.kill`
     os.environ.clear()
     os.environ.update(environment)
     # Ctrl-C is the parent's to handle: it finishes or drops the trial, then ends us.
@@ -72,8 +84,10 @@ def worker_main(
                     answer: object = runner.probe()
                 case PeerNames():
                     answer = runner.peer_names(request)
-                case Trial():
+                case Trial(part=None):
                     answer = runner.trial(request)
+                case Trial():
+                    answer = runner.trial(request, lambda place: pipe.send(SetBegun(place)))
                 case Finals():
                     answer = runner.finals(request)
                 case Trace():
@@ -115,6 +129,8 @@ def _follow(lifeline: Connection) -> None:
     try:
         lifeline.recv_bytes()
     except (EOFError, OSError):
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -34,6 +34,7 @@ def verdict_of(
     gpu: GpuProfile,
     *,
     on_host: bool,
+    begins: Callable[[int], None] = lambda place: None,
 ) -> Verdict:
     """Launch a trial's candidate on the input sets of its level and compare with the oracle.
 
@@ -44,6 +45,7 @@ def verdict_of(
         operator: The operator of the trial.
         gpu: The GPU that the candidate's launches are planned for.
         on_host: Whether the module runs on the host layer.
+        begins: Called with the place of a set in the run's schedule before that is made.
     Raises:
         LaunchError: If a launch fails.
         RuntimeError, MemoryError: Of PyTorch, if the sets do not fit the device.
@@ -98,6 +100,8 @@ def verdict_of(
         steady=_steady(trial, operator, gpu),
         threads=threads,
         far=_has_several_orders(trial),
+        part=trial.part,
+        begins=begins,
     )
 
 

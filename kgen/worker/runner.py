@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -129,9 +129,14 @@ class Runner:
         """List what `finals` could time beside our kernels."""
         return PeerNamesOutcome(tuple(self._operator.peers(request.pass_name)))
 
-    def trial(self, trial: Trial) -> TrialOutcome:
+    def trial(
+        self, trial: Trial, begins: Callable[[int], None] = lambda place: None
+    ) -> TrialOutcome:
         """Verify one candidate, then time it.
 
+        Args:
+            trial: The trial.
+            begins: Called with the place of each input set in its schedule, before that is made.
         Raises:
             LaunchError: If a launch fails.
             VerifyError: If the operator's module is at fault, or the problem itself does not fit
@@ -143,18 +148,23 @@ class Runner:
         seed = trial.seeds[0] if trial.seeds else self._seed
         small = trial.level == "host"
         fixture = self._fixture_for(trial.pass_name, trial.problem, seed, small)
+        threads = 0
         if isinstance(self._device, HostDevice):
             self._device.orders = trial.orders or (0,)
+            threads = self._device.threads
+            self._device.threads = trial.threads or threads
         module = self._device.load(trial.candidate.artifact)
         try:
             with _one_thread(self._device.torch_device):
-                verdict = self._verified(fixture, module, trial)
+                verdict = self._verified(fixture, module, trial, begins)
             evidence = None
             if trial.level != "trial":
                 evidence = evidence_of(trial, seed, verdict, self._on_host)
+            sets = None if trial.part is None else verdict.results
             if not verdict.ok:
                 return TrialOutcome(
-                    Fate.WRONG, verdict.reason, None, verdict.accuracy, evidence=evidence
+                    Fate.WRONG, verdict.reason, None, verdict.accuracy, evidence=evidence,
+                    sets=sets,
                 )
             timing = None
             if trial.measure:
@@ -164,10 +174,13 @@ class Runner:
                 timing = self._time(module, timed, trial)
                 if fault := timed.fault(fixture, made):
                     return TrialOutcome(Fate.WRONG, fault, None, verdict.accuracy)
-            return TrialOutcome(Fate.VERIFIED, "", timing, verdict.accuracy, evidence)
+            return TrialOutcome(
+                Fate.VERIFIED, "", timing, verdict.accuracy, evidence, sets=sets)
         finally:
             self._device.synchronize()
             module.close()
+            if isinstance(self._device, HostDevice):
+                self._device.threads = threads
 
     def finals(self, finals: Finals) -> FinalsOutcome:
         """Time the candidates and the operator's peers, interleaved."""
@@ -288,10 +301,13 @@ class Runner:
     def _on_host(self) -> bool:
         return isinstance(self._device, HostDevice)
 
-    def _verified(self, fixture: Fixture, module: Module, trial: Trial) -> Verdict:
+    def _verified(
+        self, fixture: Fixture, module: Module, trial: Trial, begins: Callable[[int], None]
+    ) -> Verdict:
         try:
             return verdict_of(
-                fixture, module, trial, self._operator, self._gpu, on_host=self._on_host
+                fixture, module, trial, self._operator, self._gpu, on_host=self._on_host,
+                begins=begins,
             )
         except (RuntimeError, MemoryError) as problem:
             if not is_out_of_memory(problem):

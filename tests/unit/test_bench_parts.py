@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,11 +54,13 @@ class Watched(Runner):
         self.certified: list[Config] = []
         self.verdict: TrialOutcome | None = None
 
-    def trial(self, trial: Trial) -> TrialOutcome:
+    def trial(
+        self, trial: Trial, begins: Callable[[int], None] = lambda place: None
+    ) -> TrialOutcome:
         assert trial.level == "certify"
         assert not trial.measure
         self.certified.append(trial.candidate.config)
-        outcome = self.verdict or super().trial(trial)
+        outcome = self.verdict or super().trial(trial, begins)
         # A, B and A again; on a CPU more launches would be the same again.
         assert outcome.evidence is None or outcome.evidence.launches == 3
         return outcome
