@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "410a897ac804e7af1e61a80c985b7ca2"
+HEADERS = "489a7004a5d7150029b6d30d9af46a89"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -528,8 +528,6 @@ def backward_warpgroups_fused(file: KernelFile, call: Call) -> Run:
     size_v = call.V
     size_k = call.K
     chunks = call.chunks
-    scale_elements = call.scale_elements
-    state_bytes = call.state_bytes
     launch_1 = file.launcher(
         "wkv7_backward_columns", "ppppppppqqqqqqqqqqqqqqqqqq",
         block=(256 if warpgroups else 32 * block_warps, 1, 1),
@@ -541,10 +539,7 @@ def backward_warpgroups_fused(file: KernelFile, call: Call) -> Run:
         block=(512, 1, 1), smem=fused_bytes,
     )
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
-    new_states = file.scratch(
-        4 * ceil_div(size_h * chunks * size_k * size_v * state_bytes, 16) + scale_elements,
-        torch.float32,
-    )
+    new_states = file.scratch(size_h * chunks * size_k * size_v, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
@@ -1863,7 +1858,6 @@ BACKWARD_WARPGROUPS_FUSED_NAMED: dict[str, Callable[[Call], Any]] = {
     "chunks": lambda call: (
         call.T // 32 + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T, 32)
     ),
-    "scale_elements": lambda call: call.H * call.chunks * call.V * (2 - call.state_bytes // 2),
     "sequence_heads": lambda call: call.N * call.H,
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "block_warps": lambda call: call.warps + call.row_warps,
@@ -2343,14 +2337,12 @@ BACKWARD = (
             Parameter("vec", (8, 4, 2, 1)),
             Parameter("min_blocks", (1, 2, 3)),
             Parameter("row_copies", (0, 1), default=0),
-            Parameter("state_bytes", (4, 2), default=4),
             Parameter("consumer_scores", (0, 1), default=0),
             Parameter("warpgroups", (0, 1), default=0),
         ),
         first=(
-            (4, 4, 2, 8, 2, 0, 2, 0, 1),
-            (4, 4, 2, 8, 2, 0, 4, 0, 1),
-            (4, 4, 2, 8, 2, 0, 4, 0, 0),
+            (4, 4, 2, 8, 2, 0, 0, 1),
+            (4, 4, 2, 8, 2, 0, 0, 0),
         ),
         named=BACKWARD_WARPGROUPS_FUSED_NAMED,
         is_safe=False,
@@ -2377,7 +2369,6 @@ BACKWARD = (
                 call.on_gpu) and (call.stages == 2) and (call.row_copies + call.consumer_scores ==
                 0))
             ),
-            lambda call: call.state_bytes == 4 or (call.K >= 64 and call.V >= 64),
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
             lambda call: call.r_stride_B % call.vec == 0,

@@ -5,8 +5,8 @@
 //     gv  = (R K^T)^T gy + K X + (A K^T)^T gsa
 //     G   = X + R^T gy + A^T gsa     before the chunk
 //
-// With G before a chunk and S there, both in fp32, it also computes their product over value features, from which gw
-// is summed up.
+// It also computes the inverse, and the product of G before a chunk and S there over value features, from which gw is
+// summed up.
 //
 // Layout: transposed accumulators, whose rows are value features. u and what gv has of X and gy are one product, with
 // tiles of eight steps of B and K side by side. X, u and gsa have two terms, as have rows, scores and the inverse.
@@ -21,13 +21,13 @@
 #include "kgen/wkv7/column_outputs.cuh"
 #include "kgen/wkv7/fused_tensors.cuh"
 #include "kgen/wkv7/fused_tiles.cuh"
+#include "kgen/wkv7/group_inverse.cuh"
 
 namespace kgen::wkv7 {
 
 template <class Tensors>
 class FusedGradient {
     using Tiles = FusedTiles;
-    using State = typename Tensors::State;
     static constexpr int kChunk = Tiles::kChunk, kEach = min(Tensors::kVec, 4);
 
 public:
@@ -58,7 +58,7 @@ public:
         }
     }
 
-    // X and sa of a chunk to shared memory. Nothing reads those of the chunk after any more.
+    // X, sa and the inverse of a chunk to shared memory. Nothing reads those of the chunk after any more.
     KGEN_DEVICE void begin(int chunk, const float (&sa)[4][4]) {
         const int warp = opaque(warp_);
         const int lane = opaque(lane_id());
@@ -69,14 +69,14 @@ public:
 #pragma unroll
             for (int i = 0; i < 4; ++i) g_[tile][i] *= d[i % 2];
         }
-        const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
-        bf16* to = tiles_.x() + Tiles::PairPanels::offset(row, piece);
+        bf16* const own = tiles_.x() + 64 * 16 * warp;
+        const PanelRows rows(own, lane), low_rows(own + Tiles::kPairs, lane);
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             u32 x[4], low[4];
             split(x, low, g_[2 * t], g_[2 * t + 1]);
-            stmatrix_transposed(x, to + 16 * 64 * t);
-            stmatrix_transposed(low, to + 16 * 64 * t + Tiles::kPairs);
+            rows.write(x, t);
+            low_rows.write(low, t);
         }
         const int thread = kWarpSize * warp + lane, step = thread / 16, column = thread % 16 * 4;
         const int place = Tiles::PairPanels::offset(Tiles::pair_row(step, 0), column / 8) + column % 8;
@@ -90,6 +90,7 @@ public:
             *reinterpret_cast<Vec<u32, 2>*>(z + 16 * 64 * n) = {{first_two[0], second_two[0]}};
             *reinterpret_cast<Vec<u32, 2>*>(low_z + 16 * 64 * n) = {{first_two[1], second_two[1]}};
         }
+        if (warp == (chunk & 3)) GroupInverse<Tiles>::put(tiles_);
         fence_proxy_async();
         named_barrier_sync(kFusedGradient, 128);
     }
@@ -114,13 +115,13 @@ public:
         wgmma_fence(sums, gy);
 #pragma unroll
         for (int t = 0; t < 4; ++t)
-            wgmma_m64k16<64, Major::MN, Major::K>(sums, low_x.at(16 * t, 0), rows.at(0, 16 * t));
+            wgmma_m64k16<64, Major::K, Major::K>(sums, low_x.at(0, 16 * t), rows.at(0, 16 * t));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::K>(sums, x.at(16 * t, 0), rest.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K, Major::K>(sums, x.at(0, 16 * t), rest.at(0, 16 * t));
 #pragma unroll
         for (int t = 0; t < 2; ++t) wgmma_m64k16<64, Major::MN>(sums, gy[t], low_scores.at(16 * t, 0));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::MN, Major::K>(sums, x.at(16 * t, 0), rows.at(0, 16 * t));
+        for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K, Major::K>(sums, x.at(0, 16 * t), rows.at(0, 16 * t));
 #pragma unroll
         for (int t = 0; t < 2; ++t) wgmma_m64k16<64, Major::MN>(sums, gy[t], scores.at(16 * t, 0));
         wgmma_commit();
@@ -203,30 +204,26 @@ public:
         }
     }
 
-    // The warp's part of sum_v S * G before a chunk. number: of the chunk in time.
-    KGEN_DEVICE void put_end(int chunk, i64 number) const {
+    // The warp's part of sum_v S * G before a chunk, with S from shared memory.
+    KGEN_DEVICE void put_end(int chunk) const {
         const int warp = opaque(warp_);
         const int rank = opaque(lane_id());
         const MmaLane lane{rank / 4, rank % 4};
-        float sums[16] = {};
-        const State* const from = x_.states + number * (Tensors::kK * Tensors::kV);
+        const PanelRows rows(tiles_.state() + 64 * 16 * warp, rank);
+        const PanelRows low_rows(tiles_.state() + 64 * 16 * warp + Tiles::kPairs, rank);
+        float sums[16];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int column = own_column(warp, lane, 2 * half);
-            if (!Tensors::is_value(column)) continue;
-            float factor = 1.0f;
-            if constexpr (kScaled<State>) factor = x_.scales[number * Tensors::kV + column];
-            const State* const first = from + 2 * lane.q * Tensors::kV + column;
-            float s[16];
+        for (int t = 0; t < 4; ++t) {
+            u32 high[4], low[4];
+            rows.read(high, t);
+            low_rows.read(low, t);
 #pragma unroll
-            for (int n = 0; n < 16; ++n) {
-                const int key = 8 * (n / 2) + n % 2;
-                s[n] = Tensors::is_key(key + 2 * lane.q) ? to_float(first[key * Tensors::kV]) : 0.0f;
-            }
-#pragma unroll
-            for (int n = 0; n < 16; ++n) {
-                const float its = kScaled<State> ? s[n] * factor : s[n];
-                sums[n] = fma(its, g_[n / 2][2 * half + n % 2], sums[n]);
+            for (int n = 0; n < 2; ++n) {
+                const auto& its = g_[2 * t + n];
+                const f32x2 first = sum_pair(high[2 * n], low[2 * n]);
+                const f32x2 second = sum_pair(high[2 * n + 1], low[2 * n + 1]);
+                sums[4 * t + 2 * n] = fma(second.x, its[2], first.x * its[0]);
+                sums[4 * t + 2 * n + 1] = fma(second.y, its[3], first.y * its[1]);
             }
         }
         add_half<16>(sums, lane.g & 4);

@@ -4,10 +4,10 @@
 //
 // Four warpgroups work at once, on two chunks:
 //
-//     producer    fused_producer.cuh    rows with decays, scores and the inverse
-//     gradient    fused_gradient.cuh    gsa, gv and G, which neither of the others needs in memory
-//     late        fused_rows.cuh        gr, ga
-//     early       fused_rows.cuh        gb, gk; gw (fused_sums.cuh)
+//     producer    fused_producer.cuh    rows with decays, scores
+//     gradient    fused_gradient.cuh    the inverse, gsa, gv and G, which neither of the others needs in memory
+//     late        fused_rows.cuh        gr, ga; half of gw (fused_sums.cuh)
+//     early       fused_rows.cuh        gb, gk; the other half
 //
 // NaN and Inf: where a result is not finite the block computes its sequence again, step by step.
 //
@@ -26,10 +26,10 @@
 
 namespace kgen::wkv7 {
 
-template <class Config, class State>
+template <class Config>
 class FusedLoop {
 public:
-    using Tensors = FusedTensors<Config, State>;
+    using Tensors = FusedTensors<Config>;
     using Tiles = FusedTiles;
     static constexpr int kChunk = Tiles::kChunk, kThreads = 512;
     static constexpr int kSmemBytes = Tiles::kBytes + SwizzledPanels<8>::kBytes;
@@ -47,10 +47,8 @@ public:
             produce(tensors_of(own_block(), N, T, H));
         } else if (group == 1) {
             differentiate(tensors_of(own_block(), N, T, H), nonfinite);
-        } else if (group == 2) {
-            compute_late(tensors_of(own_block(), N, T, H));
         } else {
-            compute_early(tensors_of(own_block(), N, T, H), nonfinite);
+            compute(tensors_of(own_block(), N, T, H), group == 2, nonfinite);
         }
         if (block_any_nonfinite<kThreads / kWarpSize>(nonfinite)) {
             const u32 zero = static_cast<u32>(H >> 63);
@@ -82,10 +80,9 @@ private:
         FusedProducer<Tensors, Config::kVec> producer(tiles(), warp_in_warpgroup(), x, order.first(0));
         producer.copy_rows(0, order.left(0));
         cp_async_commit();
-        int slot = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
-            const int next = Tiles::next_slot(slot), steps = order.left(chunk);
+            const int slot = Tiles::slot_of(chunk), next = Tiles::slot_of(chunk + 1), steps = order.left(chunk);
             if (chunk >= 2) named_barrier_sync(kFusedDone + (chunk & 1), 384);  // of the last chunk but one
             producer.copy_values(chunk, steps);
             cp_async_commit();
@@ -102,11 +99,9 @@ private:
             producer.round_scores(scores, sums);
             if (chunk > 0) named_barrier_sync(kFusedConsumed, 256);  // of the chunk before
             producer.put_scores(scores);
-            if (warp_in_warpgroup() == (chunk & 3)) producer.put_inverse();
             cp_async_wait<1>();
             fence_proxy_async();
             named_barrier_arrive<256>(kFusedFull);
-            slot = next;
         }
         named_barrier_sync(kFusedConsumed, 256);  // each arrival has its wait
         if (order.chunks > 1) named_barrier_sync(kFusedDone + (order.chunks & 1), 384);
@@ -118,13 +113,14 @@ private:
         const Order order(x.steps);
         if (order.chunks == 0) return;
         FusedGradient<Tensors> gradient(tiles(), warp_in_warpgroup(), x);
-        int slot = 0;
+        float sa[4][4];
+        gradient.load_sa(sa, order.first(0), order.left(0));
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
             const i64 begin = order.first(chunk);
             u32 gsa[2][4], low_gsa[2][4];
-            float gv[4][4], sa[4][4];
-            gradient.load_sa(sa, begin, order.left(chunk));
+            const int slot = Tiles::slot_of(chunk);
+            float gv[4][4];
             named_barrier_sync(kFusedFull, 256);
             if (chunk > 0) named_barrier_sync(kFusedRead, 384);  // of the chunk before
             gradient.begin(chunk, sa);
@@ -133,69 +129,54 @@ private:
             named_barrier_arrive<384>(kFusedSolved);
             gradient.finish(chunk, slot, gsa, low_gsa, gv);
             named_barrier_arrive<256>(kFusedConsumed);
-            gradient.write(begin, order.left(chunk), gv, nonfinite);
-            gradient.put_end(chunk, order.number(chunk));
+            if (chunk + 1 < order.chunks) gradient.load_sa(sa, order.first(chunk + 1), kChunk);
+            named_barrier_sync(kFusedState, 384);
+            gradient.put_end(chunk);
+            named_barrier_arrive<256>(kFusedStateRead);
             named_barrier_arrive<384>(kFusedExchanged + (chunk & 1));
-            slot = Tiles::next_slot(slot);
+            gradient.write(begin, order.left(chunk), gv, nonfinite);
         }
         named_barrier_sync(kFusedRead, 384);
     }
 
-    static KGEN_DEVICE void compute_late(const Tensors& x) {
+    // One copy of the code for both warpgroups. `late`: which it is.
+    static KGEN_DEVICE void compute(const Tensors& x, bool late, float& nonfinite) {
         const Order order(x.steps);
         if (order.chunks == 0) return;
-        const FusedRows<Tensors, true> rows(tiles(), warp_in_warpgroup(), x);
-        int slot = 0;
+        const FusedRows<Tensors> rows(tiles(), warp_in_warpgroup(), x, late);
+        const FusedSums<Tensors> running(tiles(), warp_in_warpgroup(), x, late);
+        const Rows<bf16> first = late ? x.gr : x.gb, second = late ? x.ga : x.gk;
+        running.template begin<Config::kFinalState>(order.number(0), order.first(0), order.left(0));
+        typename FusedRows<Tensors>::Line state;
+        rows.load_state(state, order.number(0));
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
+            const i64 begin = order.first(chunk);
+            const int left = order.left(chunk);
             float sums[8][4];
-            u32 first_pairs[8], second_pairs[8];
-            if (chunk > 0) named_barrier_sync(kFusedSummed, 256);  // of the chunk before
-            rows.put_state(order.number(chunk));
-            named_barrier_sync(kFusedLate, 128);
-            compute(rows, chunk, slot, sums);
-            named_barrier_sync(kFusedLate, 128);  // all warps have read S
-            rows.finish(chunk, slot, sums, first_pairs, second_pairs);
-            named_barrier_arrive<384>(kFusedExchanged + (chunk & 1));
+            u32 scores[4][4], low_scores[4][4], first_pairs[8], second_pairs[8];
+            typename FusedSums<Tensors>::Logits w;
+            rows.put_state(state);
+            named_barrier_arrive<384>(kFusedState);
+            named_barrier_sync(kFusedBegun, 384);
+            named_barrier_sync(kFusedSolved, 384);
+            rows.read(chunk, sums, scores, low_scores);
+            const int slot = Tiles::slot_of(opaque(chunk));
+            rows.add_steps(slot, sums, scores, low_scores);
+            if (late) {
+                named_barrier_sync(kFusedStateRead, 256);
+                rows.template finish<true>(chunk, slot, sums, first_pairs, second_pairs);
+            } else {
+                rows.template finish<false>(chunk, slot, sums, first_pairs, second_pairs);
+            }
             named_barrier_arrive<384>(kFusedDone + (chunk & 1));
-            rows.write(x.gr, first_pairs, order.first(chunk), order.left(chunk));
-            rows.write(x.ga, second_pairs, order.first(chunk), order.left(chunk));
-            slot = Tiles::next_slot(slot);
-        }
-        named_barrier_sync(kFusedSummed, 256);
-    }
-
-    static KGEN_DEVICE void compute_early(const Tensors& x, float& nonfinite) {
-        const Order order(x.steps);
-        if (order.chunks == 0) return;
-        const FusedRows<Tensors, false> rows(tiles(), warp_in_warpgroup(), x);
-        FusedSums<Tensors> running(tiles(), warp_in_warpgroup(), x);
-        if (Config::kFinalState && x.gfinal != nullptr)
-            running.begin(order.number(0), order.first(0), order.left(0));
-        int slot = 0;
-#pragma unroll 1
-        for (int chunk = 0; chunk < order.chunks; ++chunk) {
-            float sums[8][4];
-            u32 first_pairs[8], second_pairs[8];
-            compute(rows, chunk, slot, sums);
-            rows.finish(chunk, slot, sums, first_pairs, second_pairs);
-            named_barrier_arrive<384>(kFusedDone + (chunk & 1));
-            rows.write(x.gb, first_pairs, order.first(chunk), order.left(chunk));
-            rows.write(x.gk, second_pairs, order.first(chunk), order.left(chunk));
+            running.load(w, begin, left);
+            if (chunk + 1 < order.chunks) rows.load_state(state, order.number(chunk + 1));
+            rows.write(first, first_pairs, begin, left);
+            rows.write(second, second_pairs, begin, left);
             named_barrier_sync(kFusedExchanged + (chunk & 1), 384);
-            running.put(chunk, order.first(chunk), order.left(chunk), nonfinite);
-            slot = Tiles::next_slot(slot);
+            running.put(chunk, w, begin, left, nonfinite);
         }
-    }
-
-    template <class Rows>
-    static KGEN_DEVICE void compute(const Rows& rows, int chunk, int slot, float (&sums)[8][4]) {
-        u32 scores[4][4], low_scores[4][4];
-        named_barrier_sync(kFusedBegun, 384);
-        named_barrier_sync(kFusedSolved, 384);
-        rows.read(chunk, sums, scores, low_scores);
-        named_barrier_arrive<384>(kFusedRead);
-        rows.add_steps(slot, sums, scores, low_scores);
     }
 };
 

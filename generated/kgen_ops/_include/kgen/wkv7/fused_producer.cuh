@@ -1,5 +1,5 @@
-// The producer warpgroup of fused_loop.cuh: rows with decays, scores and the inverse of a chunk of 32 steps of wkv7, in
-// two bf16 terms; chunks from the last to the first. Decays of the form clamp alone.
+// The producer warpgroup of fused_loop.cuh: rows with decays and scores of a chunk of 32 steps of wkv7, in two bf16
+// terms; chunks from the last to the first. Decays of the form clamp alone.
 //
 //     A_t = a_t P_{t-1}     R_t = scale r_t P_t     K_t = k_t / P_t     B_t = b_t / P_t
 //
@@ -21,7 +21,6 @@
 #include "kgen/wkv7/decay.cuh"
 #include "kgen/wkv7/fused_tiles.cuh"
 #include "kgen/wkv7/group_copier.cuh"
-#include "kgen/wkv7/group_inverse.cuh"
 
 namespace kgen::wkv7 {
 
@@ -31,7 +30,8 @@ class FusedProducer {
     using W = typename Tensors::W;
     using Tiles = FusedTiles;
     static constexpr int kChunk = Tiles::kChunk, kSteps = 8, kLaneSteps = 4, kLaneKeys = 4;
-    using Words = Vec<u32, 2>;
+    using Words = Vec<u32, 2>;          // of the lane's keys
+    using Keys = Vec<float, kLaneKeys>;  // the same
     template <class T>
     using Copier = GroupCopier<T, CopyVec, kSteps, kWarpSize, Direction::backward>;
 
@@ -76,8 +76,7 @@ public:
 
     // Lets L2 fetch sa and the state of a whole chunk, which other warpgroups load.
     KGEN_DEVICE void prefetch(const Tensors& x, i64 number, i64 first) const {
-        constexpr int kLine = 128 / static_cast<int>(sizeof(typename Tensors::State));
-        constexpr int kState = Tensors::kK * Tensors::kV;
+        constexpr int kLine = 128 / static_cast<int>(sizeof(float)), kState = Tensors::kK * Tensors::kV;
         const int rank = kWarpSize * opaque(warp_) + opaque(lane_id());
         if (rank * kLine < kState) prefetch_to_l2(x.states + number * kState + rank * kLine);
         if (rank < 2 * kChunk && rank % 2 * 32 < Tensors::kV)
@@ -90,55 +89,60 @@ public:
         bf16* late = tiles_.late_rows(slot) + first_row();
         bf16* early = tiles_.early_rows(slot) + first_row();
         const OwnKeys own(opaque(lane_id()));
-        // 1. Sums of logarithms: of the lane's steps, then of all before them.
-        float sums[kLaneSteps][kLaneKeys], before[kLaneKeys];
+        // 1. Logarithms of the lane's steps, to the places of their products; their sum, and that of all steps before.
+        float* const products = tiles_.products(chunk) + 64 * (kSteps * warp_ + (own.late ? kLaneSteps : 0));
         const int existing = of_warp(left) - (own.late ? kLaneSteps : 0);
+        Keys sum = {}, before, total;
 #pragma unroll
         for (int s = 0; s < kLaneSteps; ++s) {
-            read_logs(sums[s], late + Tiles::kPairs + own.place(s), s < existing);
+            const Words words = own.words(late + Tiles::kPairs, s);
+            Keys logs;
 #pragma unroll
-            for (int x = 0; x < kLaneKeys; ++x)
-                if (s > 0) sums[s][x] += sums[s > 0 ? s - 1 : 0][x];
+            for (int x = 0; x < kLaneKeys; ++x) {
+                logs[x] = s < existing ? fast_clamp_log2(value<W>(words, x)) : 0.0f;
+                sum[x] += logs[x];
+            }
+            *own.product(products, s) = logs;
         }
-        Vec<float, kLaneKeys> total;
 #pragma unroll
         for (int x = 0; x < kLaneKeys; ++x) {
-            const float all = sums[kLaneSteps - 1][x], other = shfl_xor(all, 16);
+            const float other = shfl_xor(sum[x], 16);
             before[x] = own.late ? other : 0.0f;
-            total[x] = all + other;
+            total[x] = sum[x] + other;
         }
-        if (warp_ < 3) *reinterpret_cast<Vec<float, kLaneKeys>*>(tiles_.totals(warp_) + own.key) = total;
+        if (warp_ < 3) *reinterpret_cast<Keys*>(tiles_.totals(warp_) + own.key) = total;
         named_barrier_sync(kFusedProducers, 128);
 #pragma unroll
         for (int other = 0; other < 3; ++other) {
             if (other >= warp_) break;
-            const auto earlier = *reinterpret_cast<const Vec<float, kLaneKeys>*>(tiles_.totals(other) + own.key);
+            const auto earlier = *reinterpret_cast<const Keys*>(tiles_.totals(other) + own.key);
 #pragma unroll
             for (int x = 0; x < kLaneKeys; ++x) before[x] += earlier[x];
         }
-        // 2. Rows.
-        Vec<float, kLaneKeys> product;
-        float scaled[kLaneKeys];
+        // 2. Rows. Inputs of a step are read before anything is written: the compiler does not know that the places
+        // differ. A loop, as code of all warpgroups together has to fit the instruction cache.
+        Keys product;
 #pragma unroll
         for (int x = 0; x < kLaneKeys; ++x) product[x] = fast_exp2(before[x]);
-        float* const products = tiles_.products(chunk) + 64 * (kSteps * warp_ + (own.late ? kLaneSteps : 0));
-#pragma unroll
+#pragma unroll 1
         for (int s = 0; s < kLaneSteps; ++s) {
-            const int at = own.place(s);
-            put_row(late + kSecond + at, product.data);
-            float inverse[kLaneKeys];
+            const Words a = own.words(late + kSecond, s), r = own.words(late, s);
+            const Words k = own.words(early + kSecond, s), b = own.words(early, s);
+            const Keys logs = *own.product(products, s);
+            Keys until, scaled, inverse;
 #pragma unroll
             for (int x = 0; x < kLaneKeys; ++x) {
-                const float sum = before[x] + sums[s][x];
-                product[x] = fast_exp2(sum);
-                inverse[x] = fast_exp2(-sum);
-                scaled[x] = scale_ * product[x];
+                before[x] += logs[x];
+                until[x] = fast_exp2(before[x]);
+                inverse[x] = fast_exp2(-before[x]);
+                scaled[x] = scale_ * until[x];
             }
-            put_row(late + at, scaled);
-            put_row(early + kSecond + at, inverse);
-            put_row(early + at, inverse);
-            // Tiles::float_place(step + s + 1, own.key), as step is a multiple of 4.
-            *reinterpret_cast<Vec<float, kLaneKeys>*>(products + (own.key ^ (s + 1) % 4 * 8) + 64 * (s + 1)) = product;
+            const int at = own.place(s);
+            put_row(late + kSecond + at, a, product);
+            put_row(late + at, r, scaled);
+            put_row(early + kSecond + at, k, inverse);
+            put_row(early + at, b, inverse);
+            *own.product(products, s) = product = until;
         }
         fence_proxy_async();
         named_barrier_sync(kFusedProducers, 128);
@@ -146,7 +150,7 @@ public:
 
     // [R; A] [B; K]^T of a chunk: the warp's rows are those of its eight steps.
     KGEN_DEVICE void multiply(int slot, float (&sums)[8][4]) const {
-        const bf16* late = tiles_.late_rows(slot) + first_row();
+        bf16* late = tiles_.late_rows(slot) + first_row();
         u32 x[4][4], low[4][4];
         const PanelRows rows(late, opaque(lane_id())), low_rows(late + Tiles::kPairs, opaque(lane_id()));
 #pragma unroll
@@ -213,10 +217,7 @@ public:
             *reinterpret_cast<Vec<u32, 2>*>(triangle + n / 2 * Tiles::kBlock + n % 2 * 8) = {
                 {scores[n][3][0], scores[n][3][1]}};
         }
-        named_barrier_sync(kFusedProducers, 128);
     }
-    // For one warp.
-    KGEN_DEVICE void put_inverse() const { GroupInverse<Tiles>::put(tiles_); }
 
 private:
     static constexpr int kSecond = 8 * 64;  // from a row of a pair panel to the other one of its step
@@ -234,6 +235,14 @@ private:
               first(Tiles::PairPanels::offset(lane / 16 * kLaneSteps, key / 8) + key % 8) {}
         // The same of a later step.
         KGEN_DEVICE int place(int s) const { return (first ^ 8 * s) + 64 * s; }
+        // Its inputs of a step, from the warp's first row of a tile on.
+        KGEN_DEVICE Words words(const bf16* tile, int s) const {
+            return *reinterpret_cast<const Words*>(tile + place(s));
+        }
+        // Of P through a step, from P before the lane's first one on: Tiles::float_place(4 n + s + 1, key).
+        KGEN_DEVICE Keys* product(float* products, int s) const {
+            return reinterpret_cast<Keys*>(products + (key ^ (s + 1) % 4 * 8) + 64 * (s + 1));
+        }
     };
 
     KGEN_DEVICE int first_row() const { return 64 * 2 * kSteps * opaque(warp_); }
@@ -246,22 +255,14 @@ private:
         return x % 2 == 0 ? two.x : two.y;
     }
 
-    // The base-2 logarithms of the decays of a lane's step.
-    static KGEN_DEVICE void read_logs(float (&logs)[kLaneKeys], const bf16* at, bool exists) {
-        const Words words = *reinterpret_cast<const Words*>(at);
-#pragma unroll
-        for (int x = 0; x < kLaneKeys; ++x) logs[x] = exists ? fast_clamp_log2(value<W>(words, x)) : 0.0f;
-    }
-
     // The lane's keys of a step: inputs become rows.
-    static KGEN_DEVICE void put_row(bf16* at, const float (&factors)[kLaneKeys]) {
-        const Words values = *reinterpret_cast<const Words*>(at);
+    static KGEN_DEVICE void put_row(bf16* at, const Words& inputs, const Keys& factors) {
         Words words[2];
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
             u32 terms[2];
-            split_bf16(value<bf16>(values, 2 * pair) * factors[2 * pair],
-                       value<bf16>(values, 2 * pair + 1) * factors[2 * pair + 1], terms);
+            split_bf16(value<bf16>(inputs, 2 * pair) * factors[2 * pair],
+                       value<bf16>(inputs, 2 * pair + 1) * factors[2 * pair + 1], terms);
             words[0][pair] = terms[0];
             words[1][pair] = terms[1];
         }

@@ -1,4 +1,4 @@
-// The warpgroups of fused_loop.cuh that compute gr and ga (Late), and gb and gk, of a chunk of 32 steps of wkv7.
+// The warpgroups of fused_loop.cuh that compute gr and ga (late rows), and gb and gk, of a chunk of 32 steps of wkv7.
 //
 // With E = [R; A], F = [B; K], Y = [gy; gsa], Z = [sa; v], S the state before the chunk, X = diag(P_32) G, and
 // D = Y Z^T where R reads its own and earlier steps, A earlier ones:
@@ -6,7 +6,8 @@
 //     [gR; gA] = Y S^T + D F        gr_t = scale P_t gR_t     ga_t = P_{t-1} gA_t
 //     [gB; gK] = Z X^T + D^T E      gb_t = gB_t / P_t         gk_t = gK_t / P_t
 //
-// Each warpgroup computes D, or its transpose, for itself: accumulators become operands A. A warp has eight steps. All
+// Each warpgroup computes D, or its transpose, for itself: accumulators become operands A. Both execute the same code,
+// which the instruction cache has room for once. A warp has eight steps. All
 // operands have two terms, but for gy and v, which are bf16.
 //
 // Shared memory, barriers: fused_tiles.cuh.
@@ -21,44 +22,58 @@
 
 namespace kgen::wkv7 {
 
-template <class Tensors, bool Late>
+template <class Tensors>
 class FusedRows {
     using Tiles = FusedTiles;
     using Operand = Tiles::PairOperand;
-    using State = typename Tensors::State;
-    static constexpr int kPairs = Tiles::kPairs;
+    static constexpr int kPairs = Tiles::kPairs, kEach = min(Tensors::kVec, 4);
 
 public:
-    KGEN_DEVICE FusedRows(const Tiles& tiles, int warp, const Tensors& x) : tiles_(tiles), warp_(warp), x_(x) {}
+    // `late`: whether the warpgroup has late rows.
+    KGEN_DEVICE FusedRows(const Tiles& tiles, int warp, const Tensors& x, bool late)
+        : tiles_(tiles), warp_(warp), x_(x), is_late_(late) {}
 
-    // S before a chunk, transposed, to shared memory. A warp has 16 keys.
-    KGEN_DEVICE void put_state(i64 number) const {
-        const int warp = opaque(warp_);
-        const int lane = opaque(lane_id()), column = 2 * (lane % 4), key = 16 * warp + lane / 4;
-        const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
-        bf16* to = tiles_.state() + Tiles::PairPanels::offset(row, piece);
-        const State* const from = x_.states + (number * Tensors::kK + key) * Tensors::kV + column;
-        const float* const scales = kScaled<State> ? x_.scales + number * Tensors::kV + column : nullptr;
+    // S before a chunk: each of the eight warps has 8 keys, a lane four value features of each 16 of one.
+    using Line = float[4][4];
+
+    KGEN_DEVICE void load_state(Line& line, i64 number) const {
+        const int lane = opaque(lane_id()), column = 4 * (lane % 4), key = 8 * first_keys() + lane / 4;
+        const float* const from = x_.states + (number * Tensors::kK + key) * Tensors::kV + column;
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
+            const int left = Tensors::kV == 64 ? 4 : Tensors::kV - column - 16 * t;
+#pragma unroll
+            for (int i = 0; i < 4; i += kEach) {
+                Vec<float, kEach> some = {};
+                if (Tensors::is_key(key) && i < left) some = load_vec<kEach>(from + 16 * t + i);
+#pragma unroll
+                for (int j = 0; j < kEach; ++j) line[t][i + j] = some[j];
+            }
+        }
+    }
+
+    // The same to shared memory, transposed. Lanes 2 and 3 of four give their pairs in the other order: else rows of a
+    // matrix, 16 apart, would share banks.
+    KGEN_DEVICE void put_state(const Line& line) const {
+        const int lane = opaque(lane_id()), row = lane % 8;
+        const bool swapped = lane % 4 >= 2;
+        // The value feature, of 16, of the row of a matrix whose place the lane gives.
+        const int feature = row / 2 * 4 + row % 2 + 2 * (lane / 8 % 2 ^ row / 4);
+        bf16* to = tiles_.state() + Tiles::PairPanels::offset(lane / 16 * 16 + feature, first_keys());
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
             u32 words[4], low[4];
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int further = 16 * t + 8 * half, width = Tensors::kV == 64 ? 2 : Tensors::kV - column - further;
-                float factors[2] = {1.0f, 1.0f};
-                if constexpr (kScaled<State>) load_two(factors, scales + further, width);
-#pragma unroll
-                for (int n = 0; n < 2; ++n) {
-                    float two[2] = {};
-                    if (Tensors::is_key(key + 8 * n)) load_two(two, from + 8 * n * Tensors::kV + further, width);
-                    u32 terms[2];
-                    split_bf16(two[0] * factors[0], two[1] * factors[1], terms);
-                    words[n + 2 * half] = terms[0];
-                    low[n + 2 * half] = terms[1];
-                }
+            for (int i = 0; i < 4; ++i) {
+                const float(&four)[4] = line[2 * half + i / 2];
+                const int x = 2 * (i % 2), y = 2 - x;
+                u32 terms[2];
+                split_bf16(swapped ? four[y] : four[x], swapped ? four[y + 1] : four[x + 1], terms);
+                words[i] = terms[0];
+                low[i] = terms[1];
             }
-            stmatrix_transposed(words, to + 16 * 64 * t);
-            stmatrix_transposed(low, to + 16 * 64 * t + kPairs);
+            stmatrix_transposed(words, to + 32 * 64 * half);
+            stmatrix_transposed(low, to + 32 * 64 * half + kPairs);
         }
         fence_proxy_async();
     }
@@ -67,8 +82,8 @@ public:
     KGEN_DEVICE void read(int chunk, float (&sums)[8][4], u32 (&scores)[4][4], u32 (&low_scores)[4][4]) const {
         const int warp = opaque(warp_);
         const int lane = opaque(lane_id());
-        const bf16* its = (Late ? tiles_.y(chunk) : tiles_.z(chunk)) + 64 * 16 * warp;
-        const Operand low(Late ? tiles_.low_y() : tiles_.low_z(), 0, 0);
+        bf16* its = (late() ? tiles_.y(chunk) : tiles_.z(chunk)) + 64 * 16 * warp;
+        const Operand low(late() ? tiles_.low_y() : tiles_.low_z(), 0, 0);
         u32 own[4][4];
         const PanelRows rows(its, lane);
 #pragma unroll
@@ -76,17 +91,19 @@ public:
         float products[8][4];
 #pragma unroll
         for (int i = 0; i < 32; ++i) products[i / 4][i % 4] = sums[i / 4][i % 4] = 0.0f;
-        const Operand other(Late ? tiles_.z(chunk) : tiles_.y(chunk), 0, 0);
-        const Operand low_other(Late ? tiles_.low_z() : tiles_.low_y(), 0, 0);
-        const bf16* state = Late ? tiles_.state() : tiles_.x();
+        const Operand other(late() ? tiles_.z(chunk) : tiles_.y(chunk), 0, 0);
+        const Operand low_other(late() ? tiles_.low_z() : tiles_.low_y(), 0, 0);
+        const bf16* state = late() ? tiles_.state() : tiles_.x();
         wgmma_fence(products, sums, own);
         multiply<Major::K>(products, own, low, other, low_other);
         wgmma_commit();
-        multiply<Late ? Major::MN : Major::K>(sums, own, low, Operand(state, 0, 0), Operand(state + kPairs, 0, 0));
+        multiply<Major::MN>(sums, own, low, Operand(state, 0, 0), Operand(state + kPairs, 0, 0));
         wgmma_commit();
         wgmma_wait<0>(products, sums, own);
-        // The step of row g, and of column 0 of a lane's first tile.
-        const int distance = 8 * warp + lane / 4 - 2 * (lane % 4);
+        named_barrier_arrive<384>(kFusedRead);
+        // From the step of a lane's column 0 to that of its row g, or the reverse: by how much the reader is later.
+        const int sign = late() ? 1 : -1, distance = sign * (8 * warp + lane / 4 - 2 * (lane % 4));
+        const int of_rows = late() ? 1 : 0;  // A reads earlier steps alone: rows, or columns, of the second kind
 #pragma unroll
         for (int t = 0; t < 4; ++t)
 #pragma unroll
@@ -95,9 +112,8 @@ public:
                 float two[2];
 #pragma unroll
                 for (int x = 0; x < 2; ++x) {
-                    const int later = Late ? distance - 8 * t - x : 8 * t + x - distance;
-                    const bool strict = Late ? i % 2 == 1 : i / 2 == 1;  // A reads earlier steps alone
-                    const bool is_read = later >= (strict ? 1 : 0);
+                    const int least = i == 0 ? 0 : i == 1 ? of_rows : i == 2 ? 1 - of_rows : 1;
+                    const bool is_read = distance - sign * (8 * t + x) >= least;
                     two[x] = is_read ? products[2 * t + i / 2][i % 2 * 2 + x] : 0.0f;
                 }
                 u32 terms[2];
@@ -109,7 +125,7 @@ public:
 
     // What they have of the chunk's steps.
     KGEN_DEVICE void add_steps(int slot, float (&sums)[8][4], u32 (&scores)[4][4], u32 (&low_scores)[4][4]) const {
-        const bf16* rows = Late ? tiles_.early_rows(slot) : tiles_.late_rows(slot);
+        const bf16* rows = late() ? tiles_.early_rows(slot) : tiles_.late_rows(slot);
         wgmma_fence(sums, scores, low_scores);
         multiply<Major::MN>(sums, scores, low_scores, Operand(rows, 0, 0), Operand(rows + kPairs, 0, 0));
         wgmma_commit();
@@ -117,13 +133,14 @@ public:
     }
 
     // The gradients, as pairs, of a lane's tiles; products with their rows go to shared memory.
+    template <bool Late>
     KGEN_DEVICE void finish(int chunk, int slot, const float (&sums)[8][4], u32 (&first)[8], u32 (&second)[8]) const {
         const int warp = opaque(warp_);
         const int rank = opaque(lane_id());
         const MmaLane lane{rank / 4, rank % 4};
         const int step = 8 * warp + lane.g, column = 2 * lane.q;
         const int until = Tiles::float_place(step + 1, column), before = Tiles::float_place(step, column);
-        const bf16* own = (Late ? tiles_.late_rows(slot) : tiles_.early_rows(slot)) + 64 * 16 * warp;
+        bf16* own = (Late ? tiles_.late_rows(slot) : tiles_.early_rows(slot)) + 64 * 16 * warp;
         const PanelRows rows(own, rank), low_rows(own + kPairs, rank);
         const float* const products = tiles_.products(chunk);
         float* const of_first = Late ? tiles_.of_r() : tiles_.of_early();
@@ -135,7 +152,7 @@ public:
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const int tile = 2 * t + n, place = Tiles::tile_place(before, tile);
-                const f32x2 one = sum(high[2 * n], low[2 * n]), two = sum(high[2 * n + 1], low[2 * n + 1]);
+                const f32x2 one = sum_pair(high[2 * n], low[2 * n]), two = sum_pair(high[2 * n + 1], low[2 * n + 1]);
                 const float(&of)[4] = sums[tile];
                 const auto p = *reinterpret_cast<const Vec<float, 2>*>(products + Tiles::tile_place(until, tile));
                 if constexpr (Late) {
@@ -161,6 +178,19 @@ public:
         const int rank = opaque(lane_id());
         const MmaLane lane{rank / 4, rank % 4};
         const int step = 8 * warp + lane.g;
+        if constexpr (Tensors::kVec % 8 == 0) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                Vec<u32, 4> tile;  // number 4 half + q
+#pragma unroll
+                for (int i = 0; i < 4; ++i) tile[i] = pairs[4 * half + i];
+                transpose_lanes(tile, lane.q);
+                const int column = 8 * (4 * half + lane.q);
+                if (step < left && Tensors::is_key(column))
+                    *reinterpret_cast<Vec<u32, 4>*>(to.at(begin + step) + column) = tile;
+            }
+            return;
+        }
         Vec<u32, 2> quads[4];  // else pairs of both tiles
 #pragma unroll
         for (int t = 0; t < 4; ++t)
@@ -180,6 +210,23 @@ public:
         }
     }
 
+    // Four lanes with four words each: word i of lane q becomes word q of lane i.
+    static KGEN_DEVICE void transpose_lanes(Vec<u32, 4>& words, int q) {
+#pragma unroll
+        for (int distance = 1; distance <= 2; distance *= 2) {
+            const bool upper = (q & distance) != 0;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if (i & distance) continue;
+                const u32 other = shfl_xor(upper ? words[i] : words[i + distance], distance);
+                if (upper)
+                    words[i] = other;
+                else
+                    words[i + distance] = other;
+            }
+        }
+    }
+
     static KGEN_DEVICE void store_pair(bf16* to, int column, u32 pair) {
         if constexpr (Tensors::kVec % 2 == 0) {
             if (Tensors::is_key(column)) *reinterpret_cast<u32*>(to) = pair;
@@ -192,17 +239,9 @@ public:
     }
 
 private:
-    // Two value features, of which `width` exist.
-    template <class T>
-    static KGEN_DEVICE void load_two(float (&to)[2], const T* from, int width) {
-        if constexpr (Tensors::kVec % 2 == 0) {
-            if (width > 0) to_floats(load_vec<2>(from), to);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                if (i < width) to[i] = to_float(from[i]);
-        }
-    }
+    // Opaque, lest the compiler keeps what depends on it in registers from chunk to chunk.
+    KGEN_DEVICE bool late() const { return opaque(is_late_) != 0; }
+    KGEN_DEVICE int first_keys() const { return opaque(warp_) + (late() ? 0 : 4); }  // in blocks of 8
 
     template <Major M>
     static KGEN_DEVICE Operand at(const Operand& x, int fragment) {
@@ -229,14 +268,10 @@ private:
         for (int t = 0; t < 4; ++t) multiply<M>(sums, x, y, t);
     }
 
-    static KGEN_DEVICE f32x2 sum(u32 high, u32 low) {
-        const f32x2 x = unpack2<bf16>(high), y = unpack2<bf16>(low);
-        return {x.x + y.x, x.y + y.y};
-    }
-
     Tiles tiles_;
     int warp_;
     const Tensors& x_;
+    int is_late_;
 };
 
 }  // namespace kgen::wkv7

@@ -1,4 +1,5 @@
-// gw of a chunk of 32 steps of wkv7 by running sums from both of its ends, for fused_loop.cuh; by one warpgroup.
+// gw of a chunk of 32 steps of wkv7 by running sums from both of its ends, for fused_loop.cuh: the warpgroup of late
+// rows has keys 0 to 31, that of early rows keys 32 to 63.
 //
 // With E_t = sum_v S_{t-1} * G_t, per key, where G_t is the gradient of the state before step t but for its decay:
 //
@@ -9,7 +10,7 @@
 // gw_t is taken from the side where the sum of the magnitudes added is smaller, as in quotient_rows.cuh. E at an end is
 // that of the neighbouring chunk: there the sum over value features is exactly 0 where nothing precedes or follows.
 //
-// Layout: a warp has eight steps, a lane keys 2 l and 2 l + 1.
+// Layout: a warp has eight steps, a lane two keys of four steps.
 //
 // Shared memory, barriers: fused_tiles.cuh.
 #pragma once
@@ -25,27 +26,27 @@ class FusedSums {
     using Tiles = FusedTiles;
     using W = typename Tensors::W;
     using Two = Vec<float, 2>;
-    static constexpr int kSteps = 8;
+    static constexpr int kSteps = 4;
 
 public:
-    KGEN_DEVICE FusedSums(const Tiles& tiles, int warp, const Tensors& x)
-        : tiles_(tiles), warp_(warp), x_(x), end_{{0.0f, 0.0f}} {}
+    using Logits = u32[kSteps];  // w of the lane's keys, in pairs: halves would wait for the load at once
 
-    // E behind the last chunk, of `left` steps from step `begin` on, whose state is chunk number `number`'s: from the
-    // gradient of the final state.
-    KGEN_DEVICE void begin(i64 number, i64 begin, int left) {
-        const int thread = kWarpSize * warp_ + lane_id(), key = thread % 64, half = thread / 64;
+    KGEN_DEVICE FusedSums(const Tiles& tiles, int warp, const Tensors& x, bool late)
+        : tiles_(tiles), warp_(warp), x_(x), is_late_(late) {}
+
+    // E behind the last chunk, of `left` steps from step `begin` on, whose state is chunk number `number`'s: 0, or from
+    // the gradient of the final state. A thread has a key and 16 value features.
+    template <bool HasFinal>
+    KGEN_DEVICE void begin(i64 number, i64 begin, int left) const {
+        const int key = first_key() + lane_id();
         float sum = 0.0f;
-        if (key < Tensors::kK) {
+        if (HasFinal && x_.gfinal != nullptr && key < Tensors::kK) {
 #pragma unroll 1
-            for (int first = 32 * half; first < 32 * half + 32 && first < Tensors::kV; first += 8) {
+            for (int first = 16 * warp_; first < 16 * warp_ + 16 && first < Tensors::kV; first += 8) {
                 float s[8];
 #pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    float one[1] = {};
-                    if (first + i < Tensors::kV) x_.load_state(one, number, key, first + i);
-                    s[i] = one[0];
-                }
+                for (int i = 0; i < 8; ++i)
+                    s[i] = first + i < Tensors::kV ? x_.state_at(number, key, first + i) : 0.0f;
 #pragma unroll 1
                 for (i64 t = begin; t < begin + left; ++t) {
                     const float d = x_.decay(t, key), b = Tensors::at(x_.b, t, key), k = Tensors::at(x_.k, t, key);
@@ -60,23 +61,29 @@ public:
                     if (first + i < Tensors::kV) sum = fma(s[i], x_.gfinal[key * Tensors::kV + first + i], sum);
             }
         }
-        tiles_.sums()[thread] = sum;
-        named_barrier_sync(kFusedEarly, 128);
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            end_[i] = tiles_.sums()[2 * lane_id() + i] + tiles_.sums()[64 + 2 * lane_id() + i];
-        named_barrier_sync(kFusedEarly, 128);
+        tiles_.ends(1)[64 * warp_ + key] = sum;  // as if of a chunk before the first one
     }
 
-    // The running sums of a chunk, of `left` steps from step `begin` on.
-    KGEN_DEVICE void put(int chunk, i64 begin, int left, float& nonfinite) {
-        const int warp = opaque(warp_);
-        const int lane = opaque(lane_id()), key = 2 * lane, first = kSteps * warp;
+    // The lane's w of a chunk of `left` steps from step `begin` on.
+    KGEN_DEVICE void load(Logits& w, i64 begin, int left) const {
+        const Own own(opaque(warp_), opaque(lane_id()), first_key());
+        const W* from = x_.w.first + (begin + own.first) * x_.w.stride + own.key;
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+            w[s] = own.first + s < left ? load(from, own.key) : 0;
+            from += x_.w.stride;
+        }
+    }
+
+    // gw of the chunk. Both warpgroups call it.
+    KGEN_DEVICE void put(int chunk, const Logits& w, i64 begin, int left, float& nonfinite) const {
+        const int warp = opaque(warp_), lane = opaque(lane_id());
+        const Own own(warp, lane, first_key());
         Two late[kSteps], read[kSteps], magnitudes[kSteps];  // x - R gR, A gA, magnitudes added
         Two sum = {}, size = {};
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
-            const int place = Tiles::float_place(first + s, key);
+            const int place = Tiles::float_place(own.first + s, own.key);
             const Two x = at(tiles_.of_early() + place), of_r = at(tiles_.of_r() + place);
             read[s] = at(tiles_.of_a() + place);
 #pragma unroll
@@ -87,21 +94,22 @@ public:
                 size[i] += magnitudes[s][i];
             }
         }
-        *reinterpret_cast<Vec<float, 4>*>(tiles_.sums() + 128 * warp + 4 * lane) = {
-            {sum[0], sum[1], size[0], size[1]}};
-        Two before = {};
+        // Those of the warp's other four steps.
+        const bool second = lane >= 16;
+        Two other_sum, other_size;
 #pragma unroll
-        for (int other = 0; other < 4; ++other) {
-            const Two part = at(tiles_.ends(chunk) + 64 * other + key);
-#pragma unroll
-            for (int i = 0; i < 2; ++i) before[i] += part[i];
+        for (int i = 0; i < 2; ++i) {
+            other_sum[i] = shfl_xor(sum[i], 16);
+            other_size[i] = shfl_xor(size[i], 16);
         }
-        named_barrier_arrive<256>(kFusedSummed);
-        named_barrier_sync(kFusedEarly, 128);
+        float* const sums = own_sums() + 4 * (lane % 16);
+        if (!second)
+            *reinterpret_cast<Vec<float, 4>*>(sums + 64 * warp) = {
+                {sum[0] + other_sum[0], sum[1] + other_sum[1], size[0] + other_size[0], size[1] + other_size[1]}};
+        // E before and behind the lane's steps; the magnitudes before them, and half of all of both sides.
+        Two before = end_of(chunk, own.key), until = end_of(chunk + 1, own.key), sizes, limit;
+        named_barrier_sync(kFusedSummed, 256);
 
-        // E before and behind the warp's steps; the magnitudes before them, and half of all of both sides.
-        Two until = end_, sizes, limit;
-        end_ = before;  // of the chunk before
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             sizes[i] = abs(before[i]);
@@ -109,8 +117,7 @@ public:
         }
         Vec<float, 4> others[4];
 #pragma unroll
-        for (int other = 0; other < 4; ++other)
-            others[other] = *reinterpret_cast<const Vec<float, 4>*>(tiles_.sums() + 128 * other + 4 * lane);
+        for (int other = 0; other < 4; ++other) others[other] = *reinterpret_cast<const Vec<float, 4>*>(sums + 64 * other);
 #pragma unroll
         for (int other = 3; other >= 0; --other)
 #pragma unroll
@@ -126,18 +133,12 @@ public:
                     before[i] += others[other][i];
                     sizes[i] += others[other][2 + i];
                 }
-        // Slopes of log(d) by w.
-        Two slopes[kSteps];
-        limit = {{0.5f * limit[0], 0.5f * limit[1]}};
-        const W* w = x_.w.first + (begin + first) * x_.w.stride + key;
-        W* gw = x_.gw.at(begin + first) + key;
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-            float two[2] = {};
-            if (first + s < left) load(two, w, key);
-            w += x_.w.stride;
-#pragma unroll
-            for (int i = 0; i < 2; ++i) slopes[s][i] = slope(two[i]);
+        for (int i = 0; i < 2; ++i) {
+            before[i] += second ? other_sum[i] : 0.0f;
+            sizes[i] += second ? other_size[i] : 0.0f;
+            until[i] -= second ? 0.0f : other_sum[i];
+            limit[i] *= 0.5f;
         }
         Two from_end[kSteps];
 #pragma unroll
@@ -147,8 +148,10 @@ public:
                 from_end[s][i] = until[i] - late[s][i];
                 until[i] = until[i] - (late[s][i] - read[s][i]);
             }
+        W* gw = x_.gw.at(begin + own.first) + own.key;
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
+            const f32x2 logits = unpack2<W>(w[s]);
             float found[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -158,9 +161,9 @@ public:
                 nonfinite = fma(found[i], 0.0f, nonfinite);
                 before[i] += late[s][i] - read[s][i];
                 sizes[i] += magnitudes[s][i];
-                found[i] *= slopes[s][i];
+                found[i] *= slope(i == 0 ? logits.x : logits.y);
             }
-            if (first + s < left) store(gw, key, found);
+            if (own.first + s < left) store(gw, own.key, found);
             gw += x_.gw.stride_t;
         }
 #pragma unroll
@@ -168,15 +171,39 @@ public:
     }
 
 private:
+    // A lane's first step and key.
+    struct Own {
+        int first, key;
+
+        KGEN_DEVICE Own(int warp, int lane, int first_key)
+            : first(2 * kSteps * warp + lane / 16 * kSteps), key(first_key + 2 * (lane % 16)) {}
+    };
+    KGEN_DEVICE bool late() const { return opaque(is_late_) != 0; }
+    KGEN_DEVICE int first_key() const { return late() ? 0 : 32; }
+    // E at the end of a chunk that comes first in time: of this one, or of the one processed before.
+    KGEN_DEVICE Two end_of(int chunk, int key) const {
+        Two sum = {};
+#pragma unroll
+        for (int warp = 0; warp < 4; ++warp) {
+            const Two part = at(tiles_.ends(chunk) + 64 * warp + key);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) sum[i] += part[i];
+        }
+        return sum;
+    }
+    KGEN_DEVICE float* own_sums() const { return tiles_.sums() + (late() ? 0 : 4 * 64); }
+
     static KGEN_DEVICE Two at(const float* from) { return *reinterpret_cast<const Two*>(from); }
 
-    static KGEN_DEVICE void load(float (&to)[2], const W* from, int key) {
+    static KGEN_DEVICE u32 load(const W* from, int key) {
         if constexpr (Tensors::kVec % 2 == 0) {
-            if (Tensors::is_key(key)) to_floats(load_vec<2>(from), to);
+            return Tensors::is_key(key) ? *reinterpret_cast<const u32*>(from) : 0;
         } else {
+            Vec<W, 2> two = {};
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                if (Tensors::is_key(key + i)) to[i] = to_float(from[i]);
+                if (Tensors::is_key(key + i)) two[i] = from[i];
+            return bit_cast<u32>(two);
         }
     }
     // 1 - sigmoid is a product, which does not cancel, and finite where e^-w would overflow.
@@ -197,7 +224,7 @@ private:
     Tiles tiles_;
     int warp_;
     const Tensors& x_;
-    Two end_;
+    int is_late_;
 };
 
 }  // namespace kgen::wkv7

@@ -1,22 +1,19 @@
 // The tensors of a head and sequence of the fused backward loop of wkv7 (fused_loop.cuh), and its gradients by
 // definition, step by step, for sequences where a result is not finite.
 //
-// Config: W, of 16 bits; kK, kV, up to 64; kForm: of the decays; kVec: elements per copy. State: dtype of the states in
-// memory, float, or fp16 with scales (scaled_states.cuh).
+// Config: W, of 16 bits; kK, kV, up to 64; kForm: of the decays; kVec: elements per copy.
 //
 // Shared memory of step_by_step: float s[K][V], g[K][V], gsa[V].
 #pragma once
 
 #include "kgen/primitives/block.cuh"
 #include "kgen/wkv7/checkpoints.cuh"
-#include "kgen/wkv7/scaled_states.cuh"
 
 namespace kgen::wkv7 {
 
-template <class Config, class StateType>
+template <class Config>
 struct FusedTensors {
     using W = typename Config::W;
-    using State = StateType;
     static constexpr int kK = Config::kK, kV = Config::kV, kVec = Config::kVec, kSteps = 32;
     static constexpr auto kForm = Config::kForm;
     static_assert(sizeof(W) == 2, "gradients of steps have 16 bits");
@@ -25,8 +22,7 @@ struct FusedTensors {
     StepPointer<bf16> gy, r, k, v, a, b;
     StepPointer<W> w;
     StepPointer<float> sa;
-    const State* states;  // before all chunks, [chunks, K, V]
-    const float* scales;  // of the states, where they have any: [chunks, V]
+    const float* states;  // before all chunks, [chunks, K, V]
     const float* gfinal;  // [K, V], or null
     Rows<bf16> gr, gk, gv, ga, gb;
     Rows<W> gw;
@@ -36,16 +32,9 @@ struct FusedTensors {
     static KGEN_DEVICE bool is_key(int key) { return kK == 64 || key < kK; }
     static KGEN_DEVICE bool is_value(int column) { return kV == 64 || column < kV; }
 
-    // Up to kEach value features of a key of the state before a chunk.
-    template <int kEach>
-    KGEN_DEVICE void load_state(float (&to)[kEach], i64 chunk, int key, int column) const {
-        const State* from = states + (chunk * kK + key) * kV + column;
-        to_floats(load_vec<kEach>(from), to);
-        if constexpr (kScaled<State>) {
-            const auto factors = load_vec<kEach>(scales + chunk * kV + column);
-#pragma unroll
-            for (int i = 0; i < kEach; ++i) to[i] *= factors[i];
-        }
+    // An element of the state before a chunk.
+    KGEN_DEVICE float state_at(i64 chunk, int key, int column) const {
+        return states[(chunk * kK + key) * kV + column];
     }
 
     // The definition, by Threads threads: products with zeros of a NaN or Inf of another step do not occur. It takes
@@ -64,11 +53,10 @@ struct FusedTensors {
 #pragma unroll 1
             for (int i = rank; i < kK * kV; i += Threads) {
                 const int key = i / kV, x = i % kV;
-                float found[1];
-                load_state(found, chunk, key, x);
+                float found = state_at(chunk, key, x);
 #pragma unroll 1
-                for (i64 step = chunk * kSteps; step < t; ++step) found[0] = after(found[0], step, key, x);
-                s[i] = found[0];
+                for (i64 step = chunk * kSteps; step < t; ++step) found = after(found, step, key, x);
+                s[i] = found;
                 g[i] = fma(at(r, t, key), scale * at(gy, t, x), g[i]);
             }
             sync_block();

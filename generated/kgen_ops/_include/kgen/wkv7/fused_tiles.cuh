@@ -15,7 +15,7 @@
 //     bf16 low_y[64][64], low_z[64][64]   zero where gy and v are
 //     bf16 state[2][64][64]          S before the chunk, transposed: rows are value features; both terms. Then, fp32,
 //                                    products of R and A with their gradients
-//     bf16 x[2][64][64]              diag(P) G, rows are keys; both terms
+//     bf16 x[2][64][64]              diag(P) G, in the same way; both terms
 //     bf16 scores[2][32][64]         (R B^T, R K^T), rows are late steps, columns as rows of F; both terms
 //     bf16 late_scores[32][64]       A K^T: columns 0 to 31 high terms, 32 to 63 low ones
 //     bf16 inverse[32][64]           (I - A B^T)^-1, in the same way
@@ -24,7 +24,7 @@
 //     float products[2][33][64]      P before the first step (1), and through each step
 //     float early[32][64]            products of K and B with their gradients
 //     float ends[2][4][64]           sums of S * G before a chunk: a part of each warp
-//     float sums[4][32][4]           of each warp of the running sums
+//     float sums[2][4][16][4]        of each warp of the running sums, of late and of early rows
 #pragma once
 
 #include "kgen/primitives/wgmma.cuh"
@@ -81,7 +81,7 @@ struct FusedTiles {
     static KGEN_DEVICE int float_place(int row, int column) { return kColumns * row + (column ^ row % 4 * 8); }
     static KGEN_DEVICE int tile_place(int place, int tile) { return (place ^ tile % 4 * 8) + tile / 4 * 32; }
 
-    static KGEN_DEVICE int next_slot(int slot) { return slot == kSlots - 1 ? 0 : slot + 1; }
+    static KGEN_DEVICE int slot_of(int chunk) { return chunk % kSlots; }
 
 private:
     KGEN_DEVICE float* floats() const { return reinterpret_cast<float*>(first + kFloatsAt); }
@@ -91,27 +91,34 @@ private:
 // With two numbers chunks alternate, as an arrival may come before the wait of the chunk before.
 enum FusedBarrier {
     kFusedProducers = 1,
-    kFusedFull,       // a chunk's rows, scores and inverse are there
+    kFusedFull,       // a chunk's rows and scores are there
     kFusedConsumed,   // the warpgroup with G has read them
-    kFusedBegun,      // X and sa of a chunk are there
+    kFusedBegun,      // X, sa and S of a chunk are there
     kFusedSolved,     // gsa is
     kFusedRead,       // X, S, Y and Z of a chunk are read
-    kFusedSummed,     // products of R and A with their gradients are read
-    kFusedLate,
-    kFusedEarly,
+    kFusedSummed,     // products of rows with their gradients are read, sums are there
+    kFusedStateRead,  // late rows and the warpgroup with G have read it
     kFusedDone,                        // nothing of a chunk's rows is read any more
-    kFusedExchanged = kFusedDone + 2,  // products of R and A with their gradients, and sums of S * G, are there
+    kFusedExchanged = kFusedDone + 2,  // products of rows with their gradients, and sums of S * G, are there
     kFusedGradient = kFusedExchanged + 2,
+    kFusedState,                           // S of a chunk is there, for the warpgroup with G
 };
 
-// A fragment of operands A for 16 of 64 columns, from 16 rows of a panel. `rows`: the first one, a multiple of 8.
+// A fragment of operands A for 16 of 64 columns, from or to 16 rows of a panel. `rows`: the first one, a multiple of 8.
 struct PanelRows {
-    const bf16* rows;
+    bf16* rows;
     int first;
 
-    KGEN_DEVICE PanelRows(const bf16* rows, int lane)
+    KGEN_DEVICE PanelRows(bf16* rows, int lane)
         : rows(rows), first(FusedTiles::PairPanels::offset(lane % 16, lane / 16)) {}
     KGEN_DEVICE void read(u32 (&x)[4], int fragment) const { ldmatrix<4>(x, rows + (first ^ 16 * fragment)); }
+    KGEN_DEVICE void write(const u32 (&x)[4], int fragment) const { stmatrix(x, rows + (first ^ 16 * fragment)); }
 };
+
+// The values of a pair of two terms.
+KGEN_DEVICE f32x2 sum_pair(u32 high, u32 low) {
+    const f32x2 x = unpack2<bf16>(high), y = unpack2<bf16>(low);
+    return {x.x + y.x, x.y + y.y};
+}
 
 }  // namespace kgen::wkv7

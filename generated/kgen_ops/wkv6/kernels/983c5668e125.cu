@@ -1,6 +1,6 @@
-// digest: dfe15d295ca6
+// digest: 983c5668e125
 // Rendered by kgen from templates/wkv/forward_warp_specialized.cu.jinja
-// config: warp_specialized(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true)
+// config: warp_specialized(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, row_copies=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16.
 //
@@ -35,7 +35,7 @@ struct Config {
     static constexpr bool kPowers = false;      // powers of decays from a table
     static constexpr bool kFixedParts = true;  // the producers' parts of a chunk are unrolled
     static constexpr int kRTerms = 1;      // bf16 terms of rows of r with decays
-    static constexpr bool kRowCopies = false;  // copies are of whole rows
+    static constexpr bool kRowCopies = true;  // copies are of whole rows
 };
 
 using Loop = kgen::wkv6::SpecializedLoop<Config>;

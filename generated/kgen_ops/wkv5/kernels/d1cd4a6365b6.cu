@@ -1,6 +1,6 @@
-// digest: ad869aeb3b33
+// digest: d1cd4a6365b6
 // Rendered by kgen from templates/wkv/backward_chunk_halving.cu.jinja
-// config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, pdl=true)
+// config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, row_copies=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 backward by halving chunks of 16 steps, on tensor cores; bf16, also w. All sums are in a fixed order.
 //
@@ -28,20 +28,20 @@ using kgen::wkv::step_rows;
 
 constexpr int kStages = 3;         // buffers of 32 steps in shared memory, first kernel
 constexpr int kCopyBytes = 16;  // of one asynchronous copy
-constexpr bool kPdl = true;              // programmatic dependent launch
+constexpr bool kPdl = false;              // programmatic dependent launch
 constexpr bool kPacked = kgen::kPresent<Offset>;
 
 struct Config {
     using W = ::W;
     using U = ::U;
     static constexpr auto kForm = kgen::DecayForm::raw;  // of w
-    static constexpr bool kPerStep = true;                  // w is [B, T, H, K], not [H, K]
+    static constexpr bool kPerStep = false;                  // w is [B, T, H, K], not [H, K]
     static constexpr int kK = 64;
     static constexpr int kV = 64;
     static constexpr int kGroups = 3;  // of warps, which take chunks in turn
     static constexpr int kVec = kCopyBytes / static_cast<int>(sizeof(Value));
     static constexpr int kTerms = 2;  // bf16 terms of the state's gradient in products with v and S
-    static constexpr bool kRowCopies = false;  // copies and writes are of whole rows
+    static constexpr bool kRowCopies = true;  // copies and writes are of whole rows
     static constexpr int kSegments = 1;
 };
 
@@ -80,10 +80,9 @@ wkv_backward_states(const Value* __restrict__ k,          // [B, T, H, K]
                     u32* __restrict__ states,             // [chunks, K / 16, V / 16, 32, 4], pairs
                     i64 N, i64 T, i64 H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H,
                     i64 v_stride_B, i64 v_stride_T, i64 v_stride_H
-                    , i64 w_stride_B, i64 w_stride_T, i64 w_stride_H
                     ) {
     if constexpr (kPdl) kgen::griddepcontrol_launch_dependents();
-    const Rows<const W> w_rows{w, w_stride_B, w_stride_T, w_stride_H};
+    const Rows<const W> w_rows = kgen::wkv::same_at_every_step(w, Config::kK);
     const i64 head = blockIdx.x, n = head / H, h = head % H;
     const Sequence sequence(cu_seqlens, n, h, N, T, H);
     const auto& span = sequence.span;
@@ -113,16 +112,14 @@ wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
                        Value* __restrict__ gr,                  // [B, T, H, K]
                        Value* __restrict__ gk,                  // [B, T, H, K]
                        Value* __restrict__ gv,                  // [B, T, H, V]
-                       W* __restrict__ gw,                      // [B, T, H, K]
+                       float* __restrict__ gw_parts,            // [N, H, groups, K]
                        float* __restrict__ gu_parts,            // [N, H, groups, K]
                        i64 N, i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                        i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B, i64 k_stride_T,
                        i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
-                       i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
                        i64 gr_stride_B, i64 gr_stride_T, i64 gr_stride_H, i64 gk_stride_B,
                        i64 gk_stride_T, i64 gk_stride_H, i64 gv_stride_B, i64 gv_stride_T,
                        i64 gv_stride_H,
-                       i64 gw_stride_B, i64 gw_stride_T, i64 gw_stride_H,
                        float scale) {
     if constexpr (kPdl) {
         kgen::griddepcontrol_launch_dependents();
@@ -140,15 +137,15 @@ wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
         step_pointer(Rows<const Value>{r, r_stride_B, r_stride_T, r_stride_H}, span, h),
         step_pointer(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}, span, h),
         step_pointer(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}, span, h),
-        step_pointer(Rows<const W>{w, w_stride_B, w_stride_T, w_stride_H}, span, h),
+        step_pointer(kgen::wkv::same_at_every_step(w, Config::kK), span, h),
         u + h * Config::kK,
         {final_state ? gfinal_state + head * kSize : nullptr},
         states + sequence.chunk * Loop::kStateWords,
         step_rows(Rows<Value>{gr, gr_stride_B, gr_stride_T, gr_stride_H}, span, h),
         step_rows(Rows<Value>{gk, gk_stride_B, gk_stride_T, gk_stride_H}, span, h),
         step_rows(Rows<Value>{gv, gv_stride_B, gv_stride_T, gv_stride_H}, span, h),
-        step_rows(Rows<W>{gw, gw_stride_B, gw_stride_T, gw_stride_H}, span, h),
-        gu_parts + head * kParts, nullptr,
+        {},
+        gu_parts + head * kParts, gw_parts + head * kParts,
         scale};
     kgen::sync_block();
     Loop{shared}();
@@ -158,11 +155,14 @@ KGEN_EXPORT(wkv_backward_gradients);
 
 extern "C" __global__ void __launch_bounds__(kReduceThreads)
 wkv_backward_reduce(
+                    const float* __restrict__ gw_parts,  // [N, H, groups, K]
                     const float* __restrict__ gu_parts,  // [N, H, groups, K]
+                    W* __restrict__ gw,                  // [H, K]
                     U* __restrict__ gu,                  // [H, K]
                     i64 N, i64 H) {
     const i64 blocks = Config::kPerStep ? gridDim.x : gridDim.x / 2, block = blockIdx.x;  // gu, then gw
     if (block < blocks) sum_groups(block, gu_parts, N, H, gu);
+    if (block >= blocks) sum_groups(block - blocks, gw_parts, N, H, gw);
 }
 
 KGEN_EXPORT(wkv_backward_reduce);
