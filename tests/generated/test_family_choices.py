@@ -33,6 +33,14 @@ CASES = (
     ("wkv7", f"B=8,T=4096,H=16,D=128,{WKV7},decay_form=log", "(warps=8,", "block_per_head"),
     ("wkv7", "B=8,T=4096,H=16,D=128,dtype=fp16,decay_form=log", "warp_specialized_tf32(warps=4,",
      "block_per_head"),
+    # fp32: fp64 tensor cores, with as many blocks as fill the SMs; not where steps or heads are unfit.
+    ("wkv7", "B=8,T=4096,H=32,D=64,dtype=fp32,decay_form=log", "fp64(warps=4,", "block_per_head"),
+    ("wkv7", f"B=1,T=16384,H=32,D=64,dtype=fp32,decay_form=raw,{STATES}", "fp64(warps=1,",
+     "block_per_head"),
+    ("wkv7", "B=1,N=8,T=32768,H=32,D=64,dtype=fp32,decay_form=clamp,cu_seqlens_dtype=int64",
+     "fp64(warps=4,", "block_per_head"),
+    ("wkv7", f"B=64,T=1,H=32,D=64,dtype=fp32,{STATES}", "block_per_head", "fp64"),
+    ("wkv7", "B=4,T=2048,H=16,D=128,dtype=fp32", "block_per_head", "fp64"),
     # Clamped decays of whole heads: wgmma, unless few heads leave SMs without blocks.
     ("wkv7", f"B=3,T=777,H=12,D=64,{WKV7},decay_form=clamp", "warpgroups(", "warp_specialized"),
     ("wkv7", "B=4,T=1024,H=16,K=48,V=64,dtype=bf16,decay_form=clamp,initial_state_dtype=fp32",
