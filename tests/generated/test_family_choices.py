@@ -28,7 +28,7 @@ CASES = (
     ("wkv7", "B=1,T=1024,H=6,D=64,dtype=bf16,decay_form=clamp", "segments=", "chunk_loop"),
     ("wkv7", "B=1,N=1,T=8192,H=40,D=64,dtype=fp16,initial_state_dtype=fp32,cu_seqlens_dtype=int32,"
      "decay_form=clamp", "warp_specialized_tf32", "chunk_loop"),
-    ("wkv7", "B=8,T=2048,H=32,D=64,dtype=fp32", "columns=64", "columns=8,"),
+    ("wkv7", "B=8,T=2048,H=32,D=80,dtype=fp32", "columns=64", "columns=8,"),
     # Blocks of a head would compute the same rows: one block, where a block's registers suffice.
     ("wkv7", f"B=8,T=4096,H=16,D=128,{WKV7},decay_form=log", "(warps=8,", "block_per_head"),
     ("wkv7", "B=8,T=4096,H=16,D=128,dtype=fp16,decay_form=log", "warp_specialized_tf32(warps=4,",
