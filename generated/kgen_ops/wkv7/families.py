@@ -1310,6 +1310,7 @@ FORWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
         call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
         and (call.sequence_heads >= 1)
     ),
+    "fp64_forward": lambda call: call.fp64_heads and call.dtype == 'fp32' and (call.T >= 64),
 }
 
 FORWARD = (
@@ -1891,7 +1892,7 @@ FORWARD = (
             lambda call: call.tokens * call.stages >= 4 or call.T < 4,
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: call.threads <= 64 or call.on_gpu,
-            lambda call: not (call.fp64_heads and call.dtype == 'fp32'),
+            lambda call: not call.fp64_forward,
         ),
         bind=forward_block_per_head,
     ),
