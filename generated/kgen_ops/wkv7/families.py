@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "5a0b618fdac17f27621bd64dfcfda3ef"
+HEADERS = "87715997970c3e5345c4e73a20a91d03"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -1151,13 +1151,15 @@ FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     "loop_blocks": lambda call: call.column_blocks,
     "block_warps": lambda call: call.warps + call.row_warps,
     "producer_tiles": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "key_bytes": lambda call: (
+        call.row_warps * call.producer_tiles * (4 * call.itemsize + call.w_itemsize)
+    ),
     "skew_bytes": lambda call: (
         32 * call.row_copies * (call.warps + call.row_warps + call.row_warps * call.row_warps *
         call.producer_tiles * call.stages)
     ),
     "input_bytes": lambda call: (
-        call.skew_bytes + 512 * call.stages * (call.warps + call.row_warps * call.producer_tiles *
-        (4 + call.w_itemsize // 2))
+        call.skew_bytes + 256 * call.stages * (call.warps * call.itemsize + call.key_bytes)
     ),
     "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
     "needed_registers": lambda call: (
@@ -1199,19 +1201,24 @@ FORWARD_WARP_SPECIALIZED_TF32_NAMED: dict[str, Callable[[Call], Any]] = {
     "block_warps": lambda call: call.warps + call.row_warps,
     "key_tiles": lambda call: ceil_div(call.K, 16),
     "producer_tiles": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "key_bytes": lambda call: (
+        call.row_warps * call.producer_tiles * (4 * call.itemsize + call.w_itemsize)
+    ),
     "skew_bytes": lambda call: (
         32 * call.row_copies * (call.warps + call.row_warps + call.row_warps * call.row_warps *
         call.producer_tiles * call.stages)
     ),
     "input_bytes": lambda call: (
-        call.skew_bytes + 512 * call.stages * (call.warps + call.row_warps * call.producer_tiles *
-        (4 + call.w_itemsize // 2))
+        call.skew_bytes + 256 * call.stages * (call.warps * call.itemsize + call.key_bytes)
     ),
     "tile_bytes": lambda call: (
-        12480 * call.key_tiles + 14848 + 2048 * min(call.row_warps, call.key_tiles)
+        12480 * call.key_tiles + 14848 + (2048 * min(call.row_warps, call.key_tiles) if
+        call.itemsize == 2 else 0)
     ),
     "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
-    "needed_registers": lambda call: max(4 * call.K // 3 + 43, 128 if call.vec == 8 else 176),
+    "needed_registers": lambda call: (
+        max(4 * call.K // 3 + 43, 128 if call.vec * call.itemsize == 16 else 176)
+    ),
     "registers": lambda call: (
         min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
         8)
@@ -1225,13 +1232,15 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "block_warps": lambda call: call.warps + call.row_warps,
     "key_tiles": lambda call: ceil_div(call.K, 16),
     "producer_tiles": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "key_bytes": lambda call: (
+        call.row_warps * call.producer_tiles * (4 * call.itemsize + call.w_itemsize)
+    ),
     "skew_bytes": lambda call: (
         32 * call.row_copies * (call.warps + call.row_warps + call.row_warps * call.row_warps *
         call.producer_tiles * call.stages)
     ),
     "input_bytes": lambda call: (
-        call.skew_bytes + 512 * call.stages * (call.warps + call.row_warps * call.producer_tiles *
-        (4 + call.w_itemsize // 2))
+        call.skew_bytes + 256 * call.stages * (call.warps * call.itemsize + call.key_bytes)
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
     "tile_bytes": lambda call: (
@@ -1302,15 +1311,11 @@ FORWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
     "column_registers": lambda call: 4 * ceil_div(call.K, 4 * call.split) * call.tile,
     "other_registers": lambda call: 56,
     "on_gpu": lambda call: call.compute_capability > 0,
-    "fp64_cores": lambda call: (
-        call.compute_capability == 80 or call.compute_capability == 90 or call.compute_capability ==
-        100
+    "by_tf32": lambda call: (
+        call.dtype == 'fp32' and 8 <= call.K and (call.K <= 128) and (call.V <= 256) and (call.T >=
+        64) and (call.smem_per_block > 131072) and (1420 * round_up(call.K, 16) + 23040 <=
+        call.smem_per_block)
     ),
-    "fp64_heads": lambda call: (
-        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
-        and (call.sequence_heads >= 1)
-    ),
-    "fp64_forward": lambda call: call.fp64_heads and call.dtype == 'fp32' and (call.T >= 64),
 }
 
 FORWARD = (
@@ -1521,6 +1526,8 @@ FORWARD = (
         first=(
             (4, 4, 2, 8, 2, 1),
             (4, 4, 4, 8, 1, 0),
+            (4, 4, 2, 4, 2, 1),
+            (4, 4, 2, 4, 1, 0),
         ),
         named=FORWARD_WARP_SPECIALIZED_TF32_NAMED,
         is_safe=False,
@@ -1528,8 +1535,7 @@ FORWARD = (
             lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
             lambda call: call.sequence_heads >= 1,
             lambda call: call.T >= 1,
-            lambda call: call.itemsize == 2,
-            lambda call: call.K >= 8 or call.final_state_itemsize == 0,
+            lambda call: call.K >= 8 or (call.final_state_itemsize == 0 and call.itemsize == 2),
         ),
         fits=(
             lambda call: call.K % call.vec == 0,
@@ -1537,6 +1543,7 @@ FORWARD = (
             lambda call: call.smem_bytes <= call.smem_per_block,
             lambda call: call.needed_registers <= call.registers,
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.vec * call.itemsize <= 16,
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
             lambda call: call.r_stride_B % call.vec == 0,
@@ -1578,6 +1585,11 @@ FORWARD = (
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
             lambda call: call.column_blocks > call.sm_count or call.min_blocks == 1,
+            lambda call: (
+                call.itemsize == 2 or call.min_blocks == 2 or call.column_blocks <= call.sm_count or
+                (call.K > 64) or (call.smem_per_sm < 233472)
+            ),
+            lambda call: call.itemsize == 2 or call.min_blocks == 1 or call.row_copies,
             lambda call: (
                 call.decay_form != 'clamp' or call.dtype != 'bf16' or call.final_state_itemsize > 0
                 or (call.K <= 32) or (not call.on_gpu)
@@ -1892,7 +1904,7 @@ FORWARD = (
             lambda call: call.tokens * call.stages >= 4 or call.T < 4,
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: call.threads <= 64 or call.on_gpu,
-            lambda call: not call.fp64_forward,
+            lambda call: not call.by_tf32,
         ),
         bind=forward_block_per_head,
     ),
@@ -1942,13 +1954,15 @@ BACKWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     "loop_blocks": lambda call: 2 * call.column_blocks,
     "block_warps": lambda call: call.warps + call.row_warps,
     "producer_tiles": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "key_bytes": lambda call: (
+        call.row_warps * call.producer_tiles * (4 * call.itemsize + call.w_itemsize)
+    ),
     "skew_bytes": lambda call: (
         32 * call.row_copies * (call.warps + call.row_warps + call.row_warps * call.row_warps *
         call.producer_tiles * call.stages)
     ),
     "input_bytes": lambda call: (
-        call.skew_bytes + 512 * call.stages * (call.warps + call.row_warps * call.producer_tiles *
-        (4 + call.w_itemsize // 2))
+        call.skew_bytes + 256 * call.stages * (call.warps * call.itemsize + call.key_bytes)
     ),
     "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
     "precise": lambda call: call.dtype == 'fp16',
@@ -2013,13 +2027,15 @@ BACKWARD_WARPGROUPS_FUSED_NAMED: dict[str, Callable[[Call], Any]] = {
     "block_warps": lambda call: call.warps + call.row_warps,
     "key_tiles": lambda call: ceil_div(call.K, 16),
     "producer_tiles": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "key_bytes": lambda call: (
+        call.row_warps * call.producer_tiles * (4 * call.itemsize + call.w_itemsize)
+    ),
     "skew_bytes": lambda call: (
         32 * call.row_copies * (call.warps + call.row_warps + call.row_warps * call.row_warps *
         call.producer_tiles * call.stages)
     ),
     "input_bytes": lambda call: (
-        call.skew_bytes + 512 * call.stages * (call.warps + call.row_warps * call.producer_tiles *
-        (4 + call.w_itemsize // 2))
+        call.skew_bytes + 256 * call.stages * (call.warps * call.itemsize + call.key_bytes)
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
     "tile_bytes": lambda call: 1040 * call.row + 17408,
@@ -2056,13 +2072,15 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "block_warps": lambda call: call.warps + call.row_warps,
     "key_tiles": lambda call: ceil_div(call.K, 16),
     "producer_tiles": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "key_bytes": lambda call: (
+        call.row_warps * call.producer_tiles * (4 * call.itemsize + call.w_itemsize)
+    ),
     "skew_bytes": lambda call: (
         32 * call.row_copies * (call.warps + call.row_warps + call.row_warps * call.row_warps *
         call.producer_tiles * call.stages)
     ),
     "input_bytes": lambda call: (
-        call.skew_bytes + 512 * call.stages * (call.warps + call.row_warps * call.producer_tiles *
-        (4 + call.w_itemsize // 2))
+        call.skew_bytes + 256 * call.stages * (call.warps * call.itemsize + call.key_bytes)
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
     "tile_bytes": lambda call: (
