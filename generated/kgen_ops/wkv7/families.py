@@ -1312,7 +1312,7 @@ FORWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
     "other_registers": lambda call: 56,
     "on_gpu": lambda call: call.compute_capability > 0,
     "by_tf32": lambda call: (
-        call.dtype == 'fp32' and 8 <= call.K and (call.K <= 128) and (call.V <= 256) and (call.T >=
+        call.dtype == 'fp32' and 16 <= call.K and (call.K <= 128) and (call.V <= 256) and (call.T >=
         64) and (call.smem_per_block > 131072) and (1420 * round_up(call.K, 16) + 23040 <=
         call.smem_per_block)
     ),
@@ -1535,7 +1535,9 @@ FORWARD = (
             lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
             lambda call: call.sequence_heads >= 1,
             lambda call: call.T >= 1,
-            lambda call: call.K >= 8 or (call.final_state_itemsize == 0 and call.itemsize == 2),
+            lambda call: (
+                call.K >= (16 if call.itemsize == 4 else 8 if call.final_state_itemsize > 0 else 1)
+            ),
         ),
         fits=(
             lambda call: call.K % call.vec == 0,
