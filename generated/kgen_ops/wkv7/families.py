@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "87715997970c3e5345c4e73a20a91d03"
+HEADERS = "fce379ad1d337af4431ea82d358b03cc"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -1224,6 +1224,9 @@ FORWARD_WARP_SPECIALIZED_TF32_NAMED: dict[str, Callable[[Call], Any]] = {
         8)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "by_pairs": lambda call: (
+        call.itemsize == 4 and call.vec == 4 and (call.K <= 64) and (call.smem_per_sm >= 233472)
+    ),
 }
 
 FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1402,7 +1405,7 @@ FORWARD = (
             lambda call: call.y_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.vec > 1 or call.itemsize == 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.T >= 16,
             lambda call: call.K >= 8,
@@ -1504,7 +1507,7 @@ FORWARD = (
             lambda call: call.y_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.vec > 1 or call.itemsize == 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.T >= 32 and call.K > 32 or not call.on_gpu,
         ),
@@ -1580,7 +1583,7 @@ FORWARD = (
             lambda call: call.y_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.vec > 1 or call.itemsize == 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.T >= 16,
             lambda call: call.K >= 8,
@@ -1588,8 +1591,7 @@ FORWARD = (
             lambda call: call.row_warps <= max(call.key_tiles, 4),
             lambda call: call.column_blocks > call.sm_count or call.min_blocks == 1,
             lambda call: (
-                call.itemsize == 2 or call.min_blocks == 2 or call.column_blocks <= call.sm_count or
-                (call.K > 64) or (call.smem_per_sm < 233472)
+                call.min_blocks == 2 or call.column_blocks <= call.sm_count or (not call.by_pairs)
             ),
             lambda call: call.itemsize == 2 or call.min_blocks == 1 or call.row_copies,
             lambda call: (
@@ -1668,7 +1670,7 @@ FORWARD = (
             lambda call: call.y_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.vec > 1 or call.itemsize == 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.T >= 16,
             lambda call: call.K >= 8,
@@ -1822,7 +1824,7 @@ FORWARD = (
             lambda call: call.y_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.vec > 1 or call.itemsize == 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.T >= 16,
             lambda call: call.K >= 8,
@@ -2462,7 +2464,7 @@ BACKWARD = (
             lambda call: call.gb_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.vec > 1 or call.itemsize == 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.T >= 16,
             lambda call: call.K >= 8,
@@ -2614,7 +2616,7 @@ BACKWARD = (
             lambda call: call.gb_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.vec > 1 or call.itemsize == 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.T >= 16,
             lambda call: call.K >= 8,
@@ -2739,7 +2741,7 @@ BACKWARD = (
             lambda call: call.gb_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.vec > 1 or call.itemsize == 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.T >= 16,
             lambda call: call.K >= 8,
@@ -2868,7 +2870,7 @@ BACKWARD = (
             lambda call: call.gb_stride_H % call.vec == 0,
         ),
         suits=(
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.vec > 1 or call.itemsize == 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.T >= 16,
             lambda call: call.K >= 8,

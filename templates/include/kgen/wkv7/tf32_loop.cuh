@@ -9,8 +9,9 @@
 //     S  = diag(P_15) S + K^T V + B^T sa          K and B are decayed to the end of the chunk
 //
 // Only these products are serial in time. With kSplit what leads to the state is 3xTF32, and with kSplitOutput what
-// leads to y alone is, too; else operands are rounded to TF32. V of 16 bits is exact as TF32. With two terms products form chains
-// of their own from zero, and the state is added to in fp32, since tensor cores truncate (primitives/mma.cuh).
+// leads to y alone is, too; else operands are rounded to TF32. V of 16 bits is exact as TF32. With two terms products
+// form chains of their own from zero, and the state is added to in fp32, since tensor cores truncate
+// (primitives/mma.cuh).
 //
 // NaN and Inf: as in chunk_mma.cuh. Where a result is not finite the block computes its sequence again, step by step.
 //
@@ -42,7 +43,8 @@ struct Tf32Loop : ColumnTensors<typename Config::Value, typename Config::W> {
     static constexpr bool kRowCopies = Config::kRowCopies;
     static constexpr bool kWide = sizeof(T) == 4;
     // 16-bit values of a tile of c, and of a warp.
-    static constexpr int kValues = TileCopier<T, Config::kVec>::kElements, kWarpValues = Config::kStages * kValues + (kRowCopies ? 16 : 0);
+    static constexpr int kValues = TileCopier<T, Config::kVec>::kElements;
+    static constexpr int kWarpValues = Config::kStages * kValues + (kRowCopies ? 16 : 0);
     using Copier = Select<kRowCopies, WholeRowCopier<T, Config::kVec, Config::kWarps, 1, kWarpValues, 0>,
                           TileCopier<T, Config::kVec>>;
     using Ops = Tf32Operands<Config::kSplit>;
