@@ -1594,6 +1594,7 @@ FORWARD = (
                 call.min_blocks == 2 or call.column_blocks <= call.sm_count or (not call.by_pairs)
             ),
             lambda call: call.itemsize == 2 or call.min_blocks == 1 or call.row_copies,
+            lambda call: call.itemsize == 2 or call.smem_per_block > 131072 or (not call.on_gpu),
             lambda call: (
                 call.decay_form != 'clamp' or call.dtype != 'bf16' or call.final_state_itemsize > 0
                 or (call.K <= 32) or (not call.on_gpu)
