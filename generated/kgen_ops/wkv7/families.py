@@ -1225,7 +1225,8 @@ FORWARD_WARP_SPECIALIZED_TF32_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
     "by_pairs": lambda call: (
-        call.itemsize == 4 and call.vec == 4 and (call.K <= 64) and (call.smem_per_sm >= 233472)
+        call.itemsize == 4 and call.K % 4 + call.V % 4 == 0 and (call.K <= 64) and (call.smem_per_sm
+        >= 233472)
     ),
 }
 
