@@ -30,6 +30,10 @@ CASES: tuple[tuple[str, str, str, dict[str, int], tuple[int, int, int, int]], ..
      {}, (2, 1, 2, 4)),
     ("backward", "warp_specialized", f"B=1,H=1,T=70,K=24,V=64,{BF16},decay_form=clamp",
      ROWS | {"quotients": 1}, (4, 2, 4, 8)),
+    ("forward", "warp_specialized_tf32",
+     "B=1,H=2,T=53,K=40,V=36,dtype=fp32,decay_form=log,final_state_dtype=fp32", {}, (2, 2, 2, 4)),
+    ("forward", "warp_specialized_tf32", "B=1,H=1,T=85,K=64,V=64,dtype=fp32,decay_form=raw",
+     {}, (4, 4, 4, 4)),
 )  # fmt: skip
 
 

@@ -30,6 +30,12 @@ CASES = (
     (f"B=1,H=1,T=18,K=24,V=16,dtype=bf16,decay_form=clamp,{BEHIND}", (1, 2), 4, 4),
     ("B=1,H=1,T=17,K=7,V=5,dtype=fp16,w_dtype=fp16,decay_form=log", (1, 8), 2, 1),
     (f"B=2,H=1,T=1,K=16,V=16,dtype=bf16,decay_form=raw,{BEHIND}", (1, 2), 2, 8),
+    # Inputs in fp32.
+    (f"B=1,H=2,T=53,K=64,V=40,dtype=fp32,decay_form=log,{BEFORE},{BEHIND}", (2, 4), 2, 4),
+    (f"B=1,N=4,H=1,T=70,K=48,V=32,dtype=fp32,decay_form=raw,{BEHIND},{PACKED}", (2, 2), 4, 4),
+    ("B=1,H=1,T=33,K=128,V=16,dtype=fp32,decay_form=clamp", (1, 4), 2, 4),
+    (f"B=2,H=1,T=19,K=18,V=18,dtype=fp32,decay_form=log,{BEFORE}", (2, 4), 2, 2),
+    (f"B=1,H=1,T=41,K=17,V=5,dtype=fp32,decay_form=clamp,{BEHIND}", (1, 8), 2, 1),
 )  # fmt: skip
 
 

@@ -227,6 +227,10 @@ def warp_specialized_fp64_1_fits(call: Call) -> bool:
         and call.b_stride_B % 8 == 0
         and call.b_stride_T % 8 == 0
         and call.b_stride_H % 8 == 0
+        and call.w_ptr % 16 == 0
+        and call.w_stride_B % 8 == 0
+        and call.w_stride_T % 8 == 0
+        and call.w_stride_H % 8 == 0
         and call.gy_ptr % 16 == 0
         and call.gy_stride_B % 8 == 0
         and call.gy_stride_T % 8 == 0
@@ -247,10 +251,6 @@ def warp_specialized_fp64_1_fits(call: Call) -> bool:
         and call.gb_stride_B % 8 == 0
         and call.gb_stride_T % 8 == 0
         and call.gb_stride_H % 8 == 0
-        and call.w_ptr % 16 == 0
-        and call.w_stride_B % 8 == 0
-        and call.w_stride_T % 8 == 0
-        and call.w_stride_H % 8 == 0
         and call.gw_ptr % 16 == 0
         and call.gw_stride_B % 8 == 0
         and call.gw_stride_T % 8 == 0
@@ -309,7 +309,7 @@ def warp_specialized_fp64_1(file: KernelFile, call: Call) -> Run:
         "wkv7_backward_columns", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(256, 1, 1),
         smem=124416,
     )
-    grid_1_x = 2 * (size_n * size_h) * 1
+    grid_1_x = 2 * (size_n * size_h * 1)
     launch_2 = file.launcher(
         "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(128, 1, 1), smem=95280,
@@ -642,7 +642,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="3bd443c5aa65",
+        kernel="359cc46a07bf",
         config=(
             "warp_specialized_fp64("
             "warps=4, row_warps=4, vec=8, min_blocks=1, chunk_warps=4, chunk_blocks=2)"
@@ -657,7 +657,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="3bd443c5aa65",
+        kernel="359cc46a07bf",
         config=(
             "warp_specialized_fp64("
             "warps=4, row_warps=4, vec=8, min_blocks=1, chunk_warps=4, chunk_blocks=2)"

@@ -1,5 +1,5 @@
 // wkv7 forward by warps of two roles, in chunks of 16 steps; fp32 rows and states as TF32 operands (mma, sm_80), one or
-// two terms. For fp16 or bf16, with a final state or without.
+// two terms. With a final state or without.
 //
 // Producer warps (tf32_producer.cuh) compute what does not depend on the state, once per head and two chunks ahead. A
 // consumer warp has 16 value features of the state in registers. With the rows, scores and the inverse of a chunk:
@@ -9,8 +9,9 @@
 //     S  = diag(P_15) S + K^T V + B^T sa          K and B are decayed to the end of the chunk
 //
 // Only these products are serial in time. With kSplit what leads to the state is 3xTF32, and with kSplitOutput what
-// leads to y alone is, too; else operands are rounded to TF32. V is exact as TF32. With two terms products form chains
-// of their own from zero, and the state is added to in fp32, since tensor cores truncate (primitives/mma.cuh).
+// leads to y alone is, too; else operands are rounded to TF32. V of 16 bits is exact as TF32. With two terms products
+// form chains of their own from zero, and the state is added to in fp32, since tensor cores truncate
+// (primitives/mma.cuh).
 //
 // NaN and Inf: as in chunk_mma.cuh. Where a result is not finite the block computes its sequence again, step by step.
 //
@@ -18,14 +19,14 @@
 // operand A of the next without moves between registers: columns 2q and 2q + 1 of eight keys, or steps, are number q
 // and q + 4 (of_column).
 //
-// Shared memory: that of the producers; v[kWarps][kStages][16][16], 16 bits, a ring of chunks for each consumer warp.
+// Shared memory: that of the producers; v[kWarps][kStages][16][16], a ring of chunks for each consumer warp.
 //
 // Synchronisation: one block barrier per chunk. Between two barriers consumers read chunk n, and producers write the
 // inverse of n + 1, and the rows and then the scores of n + 2, with a barrier of their own between them. The inputs
 // come by cp.async, kStages - 1 chunks ahead, to the warps that read them.
 //
 // A Config has Value and W; kForm: of the decays; kK; kWarps, kRowWarps: of consumers and producers; kStages: chunks of
-// inputs in shared memory; kVec: elements per copy; kSplit; kSplitOutput, which needs kSplit.
+// inputs in shared memory; kVec: elements per copy; kSplit; kSplitOutput, which needs kSplit. Both for inputs in fp32.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -40,7 +41,10 @@ struct Tf32Loop : ColumnTensors<typename Config::Value, typename Config::W> {
     using Producer = Tf32Producer<Config>;
     using Buffers = typename Producer::Buffers;
     static constexpr bool kRowCopies = Config::kRowCopies;
-    static constexpr int kValues = 256, kWarpValues = Config::kStages * kValues + (kRowCopies ? 16 : 0);  // of c
+    static constexpr bool kWide = sizeof(T) == 4;
+    // 16-bit values of a tile of c, and of a warp.
+    static constexpr int kValues = TileCopier<T, Config::kVec>::kElements;
+    static constexpr int kWarpValues = Config::kStages * kValues + (kRowCopies ? 16 : 0);
     using Copier = Select<kRowCopies, WholeRowCopier<T, Config::kVec, Config::kWarps, 1, kWarpValues, 0>,
                           TileCopier<T, Config::kVec>>;
     using Ops = Tf32Operands<Config::kSplit>;
@@ -237,15 +241,25 @@ private:
 
     // The warp's values of a chunk as operand A.
     static KGEN_DEVICE void read_values(A (&v)[2], const u16* tile) {
-        const int lane = lane_id();
-        const int step = lane / 16 * 8 + matrix_row(), chunk = lane / 8 % 2;
-        u32 words[4];
-        ldmatrix<4, true>(words, tile + SwizzledTile<T, 16>::offset(step, chunk));
+        if constexpr (kWide) {
+            const MmaLane lane = mma_lane();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const f32x2 two = unpack2<T>(words[i]);
-            v[i / 2].hi[i % 2] = bit_cast<u32>(two.x);
-            v[i / 2].hi[i % 2 + 2] = bit_cast<u32>(two.y);
+            for (int i = 0; i < 8; ++i) {
+                const int step = lane.q + i / 4 * 8 + i % 4 / 2 * 4, column = lane.g + i % 2 * 8;
+                const u16* const from = tile + TileCopier<T, Config::kVec>::place(step, column);
+                Ops::put(v[i / 4], i % 4, *reinterpret_cast<const float*>(from));
+            }
+        } else {
+            const int lane = lane_id();
+            const int step = lane / 16 * 8 + matrix_row(), chunk = lane / 8 % 2;
+            u32 words[4];
+            ldmatrix<4, true>(words, tile + SwizzledTile<T, 16>::offset(step, chunk));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const f32x2 two = unpack2<T>(words[i]);
+                v[i / 2].hi[i % 2] = bit_cast<u32>(two.x);
+                v[i / 2].hi[i % 2 + 2] = bit_cast<u32>(two.y);
+            }
         }
     }
 
@@ -294,7 +308,7 @@ private:
         A v[2];
         read_values(v, values(chunk));
         Sums x = {};
-        multiply_square<kSplit, true>(x, v, Buffers::of_scores(slot, Buffers::kScoreAK));
+        multiply_square<kSplit, !kWide>(x, v, Buffers::of_scores(slot, Buffers::kScoreAK));
         const float *rows_a = from.reads(slot, Buffers::kReadA),
                     *rows_r = from.reads(slot, Buffers::kReadR);
 #pragma unroll
@@ -313,7 +327,7 @@ private:
         Sums solved = {};
         multiply_square<kSplit, false>(solved, operands, Buffers::of_inverse(chunk));
         operands_of(operands, solved);
-        multiply_square<kSplitOutput, true>(y, v, Buffers::of_scores(slot, Buffers::kScoreRK));
+        multiply_square<kSplitOutput, !kWide>(y, v, Buffers::of_scores(slot, Buffers::kScoreRK));
         multiply_square<kSplitOutput, false>(y, operands, Buffers::of_scores(slot, Buffers::kScoreRB));
 
         // 3. The state after the chunk.
@@ -324,7 +338,7 @@ private:
             float sum[4] = {};
             const float* rows_k = from.first + StepTile::below(first, tile);
             const float* rows_b = rows_k + Buffers::kUpdates;
-            add_steps<true>(sum, v, rows_k);
+            add_steps<!kWide>(sum, v, rows_k);
             add_steps<false>(sum, operands, rows_b);
             const auto d = *reinterpret_cast<const Vec<float, 2>*>(decay + 8 * tile);
 #pragma unroll
@@ -339,7 +353,7 @@ private:
 
     public:
         KGEN_DEVICE Output(const Tf32Loop& loop, int warp)
-            : column_(16 * warp + (kQuads ? column_of_quad() : 2 * mma_lane().q)),
+            : column_(16 * warp + (kWide ? mma_lane().g : kQuads ? column_of_quad() : 2 * mma_lane().q)),
               width_(loop.width),
               next_(loop.second.at(step()) + column_),
               eighth_(8 * loop.second.stride_t),
@@ -353,6 +367,22 @@ private:
                 sums[i / 4][i % 4] *= factor_;
                 nonfinite = fma(sums[i / 4][i % 4], 0.0f, nonfinite);
             }
+            if constexpr (kWide) {
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    const int half = i / 4, later = i % 2, columns = i % 4 / 2 * 8;
+                    T* row = next_ + half * eighth_ + later * (eighth_ / 2);
+                    if (left_ > 8 * half + 4 * later && column_ + columns < width_) row[columns] = sums[half][i % 4];
+                }
+            } else {
+                write_pairs(sums);
+            }
+            next_ += 2 * eighth_;
+            left_ -= 16;
+        }
+
+    private:
+        KGEN_DEVICE void write_pairs(const Sums& sums) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 u32 pair[2];  // of step() + 8 * half, value features 2q + 8 n
@@ -370,13 +400,10 @@ private:
                         if (there) store_pair(row + 8 * n, 8 * n, pair[n]);
                 }
             }
-            next_ += 2 * eighth_;
-            left_ -= 16;
         }
 
-    private:
-        // Of the first eight steps of a chunk, the one that the lane writes.
-        static KGEN_DEVICE int step() { return of_column(mma_lane().g); }
+        // Of the first eight steps of a chunk, the first one that the lane writes.
+        static KGEN_DEVICE int step() { return kWide ? mma_lane().q : of_column(mma_lane().g); }
 
         KGEN_DEVICE void store_pair(T* target, int columns, u32 pair) const {
             if constexpr (Config::kVec == 2) {

@@ -14,7 +14,7 @@
 //     a_t k_s:  (a_t * d from the middle to before t) (k_s * d after s to the middle)   likewise a_t b_s
 //
 // Every pair s < t is of the level of the highest bit in which s and t differ. The diagonal of R K^T and R B^T has no
-// decays: products of the 16-bit inputs. At the level of neighbours a, k and b have none, and are exact as TF32.
+// decays: products of the inputs. At the level of neighbours a, k and b have none, and of 16 bits are exact as TF32.
 //
 // A lane has four keys of two steps, `early` (0 to 7) and 15 - early: at each level one of them is of a late half and
 // one of an early half. So the eight lanes of a fragment's rows have all late steps, r above a, as operand A, and all
@@ -31,7 +31,8 @@
 //     float inverse[2][16][16]           (StepTile)
 //     float triangle[2][16][16]          A B^T
 //     float decay[3][Keys]               of eight keys 0 4 1 5 2 6 3 7: the columns of the state's accumulators
-//     float sums[warps with keys][4][32][4]                    fragment, lane: what a warp's keys add to the scores
+//     float sums[warps with keys][4][32][4]                    fragment, lane: what a warp's keys add to the scores; of
+//                                                              inputs in fp32 in place of these
 //     W w and r, k, a, b [warps][tiles of a warp][Stages]      copies of the inputs, 16 keys each (tile_copier.cuh)
 //
 // Scores of steps with later steps are zero from the beginning where nothing writes them. Rows beyond the last step are
@@ -67,8 +68,9 @@ struct StepTile {
 // k = q and q + 4 of an operand A, are q and q + 4.
 KGEN_DEVICE int of_column(int column) { return column / 2 + column % 2 * 4; }
 
-// The tiles in shared memory. Keys: of a head; Warps: producers.
-template <int Keys, int Warps>
+// The tiles in shared memory. Keys: of a head; Warps: producers; Sums: whether what a warp's keys add to the scores has
+// a place of its own.
+template <int Keys, int Warps, bool Sums>
 struct Tf32Buffers {
     enum { kReadA, kReadR };
     enum { kUpdateK, kUpdateB };
@@ -82,8 +84,8 @@ struct Tf32Buffers {
     static constexpr int kOfScores = kOfUpdates + kSlots * 2 * kUpdates;
     static constexpr int kOfInverse = kOfScores + kSlots * 3 * kSquare;
     static constexpr int kOfDecay = kOfInverse + 4 * kSquare;
-    static constexpr int kOfSums = kOfDecay + kSlots * kKeys;
-    static constexpr int kBytes = 4 * (kOfSums + kWithKeys * 4 * 128);
+    static constexpr int kOfSums = kOfDecay + kSlots * kKeys, kSums = 4 * 128;  // of a warp
+    static constexpr int kBytes = 4 * (kOfSums + (Sums ? kWithKeys * kSums : 0));
 
     float* first;
 
@@ -101,10 +103,6 @@ struct Tf32Buffers {
     KGEN_DEVICE float* inverse(int chunk) const { return first + of_inverse(chunk); }
     KGEN_DEVICE float* triangle(int chunk) const { return inverse(chunk) + 2 * kSquare; }
     KGEN_DEVICE float* decay(int slot) const { return first + kOfDecay + slot * kKeys; }
-    KGEN_DEVICE Vec<float, 4>* sums(int warp, int fragment) const {
-        return reinterpret_cast<Vec<float, 4>*>(first + kOfSums + (4 * warp + fragment) * 128) +
-               lane_id();
-    }
 };
 
 // By kRowWarps warps; `warp` is the caller's number among them. A Config as of Tf32Loop (tf32_loop.cuh).
@@ -113,7 +111,8 @@ class Tf32Producer {
     using T = typename Config::Value;
     using W = typename Config::W;
     static constexpr DecayForm kForm = Config::kForm;
-    static constexpr bool kSplit = Config::kSplit;
+    static constexpr bool kSplit = Config::kSplit, kWide = sizeof(T) == 4;
+    static_assert(kSplit || !kWide, "inputs in fp32 have low terms");
     static constexpr int kWarps = Config::kRowWarps, kStages = Config::kStages;
     static constexpr bool kRowCopies = Config::kRowCopies;
     using Tile = TileCopier<T, Config::kVec>;
@@ -128,12 +127,13 @@ class Tf32Producer {
     static_assert((kWarps & (kWarps - 1)) == 0, "the inverses of chunks go around the warps");
 
 public:
-    using Buffers = Tf32Buffers<Config::kK, kWarps>;
+    using Buffers = Tf32Buffers<Config::kK, kWarps, !kWide>;
     static constexpr int kTiles = Buffers::kTiles, kPerWarp = ceil_div(kTiles, kWarps);
     // 16-bit values of a tile of keys, and of a warp. WholeRowCopier asks for the shifts.
     static constexpr int kInputs = kOfW + TileW::kElements + (kRowCopies ? 16 * kWarps : 0);
     static constexpr int kWarpInputs = kPerWarp * kStages * kInputs + (kRowCopies ? 16 : 0);
     static constexpr int kBytes = Buffers::kBytes + 2 * kWarps * kWarpInputs;
+    static_assert(!kWide || 2 * kInputs >= 4 * Buffers::kSums, "the sums replace a tile of inputs");
 
     KGEN_DEVICE Tf32Producer(const Buffers& buffers, int warp, i64 steps, const StepPointer<T>& r,
                              const StepPointer<T>& k, const StepPointer<T>& a,
@@ -185,10 +185,11 @@ public:
             const u16* inputs = inputs_of(chunk, n);
             put_tile(slot, tile, inputs, left_of(chunk), sums);
         }
+        if constexpr (kWide) sync_warp();  // all lanes have read the inputs
 #pragma unroll
         for (int fragment = 0; fragment < 4; ++fragment) {
             const auto& found = fragment < 2 ? sums.far[fragment] : sums.near[fragment - 2];
-            *buffers_.sums(warp_, fragment) = {{found[0], found[1], found[2], found[3]}};
+            *sums_of(chunk, warp_, fragment) = {{found[0], found[1], found[2], found[3]}};
         }
     }
 
@@ -216,7 +217,7 @@ public:
     }
 
 private:
-    using Quad = Vec<u32, 2>;     // 16-bit values of four keys
+    using Quad = Select<kWide, Vec<float, 4>, Vec<u32, 2>>;  // values of four keys
     using Factors = float[2][4];  // of the two steps, by key
     // Products with k and with b.
     struct Scores {
@@ -238,6 +239,14 @@ private:
     // The inputs of a chunk, of tile n of the warp: r, k, a, b, w.
     KGEN_DEVICE u16* inputs_of(int chunk, int n) const {
         return inputs_ + ((chunk & (kStages - 1)) * kPerWarp + n) * kInputs;
+    }
+
+    // The lane's sums of a fragment of the scores, of a warp's keys. Inputs in fp32 leave no room for them where two
+    // blocks share an SM: there they replace the chunk's inputs, which the warp has read.
+    KGEN_DEVICE Vec<float, 4>* sums_of(int chunk, int warp, int fragment) const {
+        float* of_warp = buffers_.first + Buffers::kOfSums + warp * Buffers::kSums;
+        if constexpr (kWide) of_warp = reinterpret_cast<float*>(inputs_of(chunk, 0) + (warp - warp_) * kWarpInputs);
+        return reinterpret_cast<Vec<float, 4>*>(of_warp + 128 * fragment) + lane_id();
     }
 
     template <class Element>
@@ -299,7 +308,7 @@ private:
             const u16* from = tiles + TileW::place(step(which), key());
             Vec<float, 4> w;
             if constexpr (sizeof(W) == 2) {
-                const Quad words = *reinterpret_cast<const Quad*>(from);
+                const auto words = *reinterpret_cast<const Vec<u32, 2>*>(from);
                 const f32x2 low = unpack2<W>(words[0]), high = unpack2<W>(words[1]);
                 w = {{low.x, low.y, high.x, high.y}};
             } else {
@@ -326,8 +335,12 @@ private:
     }
 
     static KGEN_DEVICE float value(const Quad& quad, int x) {
-        const f32x2 two = unpack2<T>(quad[x / 2]);
-        return x % 2 == 0 ? two.x : two.y;
+        if constexpr (kWide) {
+            return quad[x];
+        } else {
+            const f32x2 two = unpack2<T>(quad[x / 2]);
+            return x % 2 == 0 ? two.x : two.y;
+        }
     }
 
     // sums += a b^T over eight keys. Exact: b has no low terms.
@@ -367,24 +380,44 @@ private:
                 Ops::put(k, at, kNext ? of : of * early);
                 Ops::put(b, at, kNext ? to : to * early);
             }
-            multiply<kNext>(of_k, readers, k);
-            multiply<kNext>(of_b, readers, b);
+            multiply<kNext && !kWide>(of_k, readers, k);
+            multiply<kNext && !kWide>(of_b, readers, b);
         }
     }
 
     // r_t k_t and r_t b_t of steps g and g + 8, in the places of a lane's diagonal.
-    static KGEN_DEVICE void put_diagonal(float (&near)[2][4], const u16* inputs) {
-        const auto tile_at = [&](int i) { return reinterpret_cast<const T*>(inputs + i); };
-        const typename Half::A r = InputTile::a_rows(tile_at(0));
+    static KGEN_DEVICE void put_diagonal(float (&near)[2][4], const Inputs& in, const u16* inputs) {
+        if constexpr (kWide) {
 #pragma unroll
-        for (int tensor = 0; tensor < 2; ++tensor) {
-            typename Half::B y[2];
-            InputTile::two_rows(y, tile_at(tensor == 0 ? kOfK : kOfB));
-            float own[2][4] = {};
+            for (int which = 0; which < 2; ++which) {
+                // The lanes of a step have four keys each.
+                float sums[2] = {};
 #pragma unroll
-            for (int n = 0; n < 2; ++n) Half::template multiply<0>(own[n], r, y[n]);
+                for (int x = 0; x < 4; ++x) {
+                    sums[0] = fma(value(in.r[which], x), value(in.k[which], x), sums[0]);
+                    sums[1] = fma(value(in.r[which], x), value(in.b[which], x), sums[1]);
+                }
+                const int early = early_of(mma_lane().g), row = which == 0 ? early : 7 - early;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) near[tensor][i] = own[i / 2][i];
+                for (int tensor = 0; tensor < 2; ++tensor) {
+                    float all = sums[tensor] + shfl_xor(sums[tensor], 1);
+                    all += shfl_xor(all, 2);
+                    near[tensor][2 * which] = near[tensor][2 * which + 1] = shfl(all, 4 * row);
+                }
+            }
+        } else {
+            const auto tile_at = [&](int i) { return reinterpret_cast<const T*>(inputs + i); };
+            const typename Half::A r = InputTile::a_rows(tile_at(0));
+#pragma unroll
+            for (int tensor = 0; tensor < 2; ++tensor) {
+                typename Half::B y[2];
+                InputTile::two_rows(y, tile_at(tensor == 0 ? kOfK : kOfB));
+                float own[2][4] = {};
+#pragma unroll
+                for (int n = 0; n < 2; ++n) Half::template multiply<0>(own[n], r, y[n]);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) near[tensor][i] = own[i / 2][i];
+            }
         }
     }
 
@@ -430,9 +463,9 @@ private:
             all[i / 4][i % 4] = decay[i / 4][i % 4];
             before[i / 4][i % 4] = behind[i / 4][i % 4] = 1.0f;
         }
-        // 1. Scores: the diagonal, from the rows as copied; then levels, from neighbours to the halves of the chunk.
+        // 1. Scores: the diagonal, from the inputs; then levels, from neighbours to the halves of the chunk.
         float near[2][4];
-        put_diagonal(near, inputs);
+        put_diagonal(near, in, inputs);
         add_level<1>(near, in, decay, before, behind, all);
         add_level<2>(near, in, decay, before, behind, all);
         add_level<4>(near, in, decay, before, behind, all);
@@ -502,10 +535,10 @@ private:
     // Writes the sums of a fragment over all keys to the matrix that it belongs to: far scores of k, far scores of b,
     // near scores of k, near scores of b.
     KGEN_DEVICE void put_fragment(int chunk, int slot, int fragment, const u32 (&places)[2]) const {
-        Vec<float, 4> sums = *buffers_.sums(0, fragment);
+        Vec<float, 4> sums = *sums_of(chunk, 0, fragment);
 #pragma unroll
         for (int warp = 1; warp < Buffers::kWithKeys; ++warp) {
-            const Vec<float, 4> some = *buffers_.sums(warp, fragment);
+            const Vec<float, 4> some = *sums_of(chunk, warp, fragment);
 #pragma unroll
             for (int i = 0; i < 4; ++i) sums[i] += some[i];
         }

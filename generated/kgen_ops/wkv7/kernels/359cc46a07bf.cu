@@ -1,4 +1,4 @@
-// digest: 3bd443c5aa65
+// digest: 359cc46a07bf
 // Rendered by kgen from templates/wkv7/backward_warp_specialized_fp64.cu.jinja
 // config: warp_specialized_fp64(warps=4, row_warps=4, vec=8, min_blocks=1, chunk_warps=4, chunk_blocks=2)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
