@@ -118,7 +118,6 @@ OPERATOR = Operator(
             *_TRAINED,
             f"B=128,T=1,H=32,K=64,V=64,dtype=bf16,decay_form=clamp,{STATES}",
             f"B=1,T=1,H=32,K=64,V=64,dtype=bf16,decay_form=clamp,{STATES}",
-            "B=64,T=32,H=32,K=64,V=64,dtype=fp32",
         ),
         "cuda backward": _TRAINED,
         "host": (

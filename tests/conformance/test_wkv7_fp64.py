@@ -1,4 +1,4 @@
-"""wkv7 on fp64 tensor cores, any decay: forward fp32; backward also w in fp32, states and fp16."""
+"""wkv7's backward pass on fp64 tensor cores: fp32, gradients of states, fp16, any decay."""
 
 from __future__ import annotations
 
@@ -18,17 +18,7 @@ from kgen.search.feasible import is_feasible
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 PACKED = "cu_seqlens_dtype=int64"
 BF16, FP16 = "dtype=bf16,w_dtype=fp32", "dtype=fp16,w_dtype=fp32"
-# Elements per load; consumers and producers.
-FORWARD_CASES = (
-    ("B=1,H=2,T=37,K=64,V=64,dtype=fp32,decay_form=log", 4, 1, 1),
-    (f"B=1,N=4,H=1,T=70,K=48,V=32,dtype=fp32,decay_form=raw,{STATES},{PACKED}", 4, 2, 1),
-    ("B=2,H=1,T=33,K=18,V=18,dtype=fp32,decay_form=clamp,final_state_dtype=fp32", 2, 2, 1),
-    (f"B=2,H=1,T=19,K=20,V=36,dtype=fp32,decay_form=log,{STATES}", 4, 1, 2),
-    (f"B=1,H=1,T=17,K=7,V=5,dtype=fp32,decay_form=raw,{STATES}", 1, 1, 1),
-    ("B=1,H=1,T=67,K=16,V=128,dtype=fp32,decay_form=clamp,initial_state_dtype=fp32", 4, 4, 1),
-    (f"B=1,N=3,H=1,T=41,K=64,V=40,dtype=fp32,decay_form=log,{PACKED}", 4, 1, 4),
-)  # fmt: skip
-# The same of the first kernel; warps of the second one.
+# Elements per load; consumers and producers of the first kernel; warps of the second one.
 CASES = (
     (f"B=1,H=2,T=37,K=64,V=64,{BF16},decay_form=log", 8, 1, 1, 1),
     (f"B=1,N=4,H=1,T=70,K=48,V=32,{BF16},decay_form=raw,{STATES},{PACKED}", 8, 2, 1, 2),
@@ -56,21 +46,6 @@ def test_fp64(text: str, vec: int, warps: int, row_warps: int, chunk_warps: int)
     demand_verified(entry, variant, problem, config)
 
 
-@pytest.mark.parametrize(
-    ("text", "vec", "warps", "row_warps"),
-    [
-        pytest.param(*case, marks=pytest.mark.slow if i > 2 else ())
-        for i, case in enumerate(FORWARD_CASES)
-    ],
-)
-def test_forward(text: str, vec: int, warps: int, row_warps: int) -> None:
-    entry = open_catalogue().entry("wkv7")
-    variant = entry.space.variant("forward", "warp_specialized_fp64")
-    problem = parse_problem(text, entry.operator.signature)
-    values = {"vec": vec, "warps": warps, "row_warps": row_warps, "min_blocks": 1}
-    demand_verified(entry, variant, problem, Config.of(variant.name, values))
-
-
 def strongest_decays(operator: Operator) -> Operator:
     """Changes the operator: most steps of a key decay by 1e-13, 1e-35 or to 0.
 
@@ -90,19 +65,15 @@ def strongest_decays(operator: Operator) -> Operator:
 
 
 @pytest.mark.parametrize(
-    ("pass_name", "dtypes", "vec"),
-    [("forward", "dtype=fp32", 4), ("backward", BF16, 8),
-     pytest.param("backward", "dtype=fp32", 4, marks=pytest.mark.slow)],
-)  # fmt: skip
-def test_the_strongest_decays(pass_name: str, dtypes: str, vec: int) -> None:
+    ("dtypes", "vec"), [(BF16, 8), pytest.param("dtype=fp32", 4, marks=pytest.mark.slow)]
+)
+def test_the_strongest_decays(dtypes: str, vec: int) -> None:
     entry = open_catalogue().entry("wkv7")
-    variant = entry.space.variant(pass_name, "warp_specialized_fp64")
+    variant = entry.space.variant("backward", "warp_specialized_fp64")
     text = f"B=1,H=2,T=70,K=16,V=16,{dtypes},decay_form=log,{STATES}"
     problem = parse_problem(text, entry.operator.signature)
-    values = {"vec": vec, "warps": 1, "row_warps": 1, "min_blocks": 1}
-    if pass_name == "backward":
-        values |= {"chunk_warps": 1, "chunk_blocks": 1}
-    config = Config.of(variant.name, values)
+    values = {"vec": vec, "warps": 1, "row_warps": 1, "chunk_warps": 1}
+    config = Config.of(variant.name, values | {"min_blocks": 1, "chunk_blocks": 1})
     for _, _, outcome in run_configs(
         entry, variant, "host", [(problem, config)], (BY_RANK,), strongest_decays
     ):
@@ -110,18 +81,15 @@ def test_the_strongest_decays(pass_name: str, dtypes: str, vec: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pass_name", "dtypes"),
-    [("forward", "dtype=fp32"), ("backward", BF16), ("backward", "dtype=fp32")],
-)
-@pytest.mark.parametrize(
     "decay_form", ["log", *(pytest.param(x, marks=pytest.mark.slow) for x in ("raw", "clamp"))]
 )
-def test_nothing_spills(pass_name: str, dtypes: str, decay_form: str) -> None:
+@pytest.mark.parametrize("dtypes", [BF16, "dtype=fp32"])
+def test_nothing_spills(dtypes: str, decay_form: str) -> None:
     entry = open_catalogue().entry("wkv7")
-    variant = entry.space.variant(pass_name, "warp_specialized_fp64")
+    variant = entry.space.variant("backward", "warp_specialized_fp64")
     text = f"B=8,T=4096,H=32,K=64,V=64,{dtypes},decay_form={decay_form},{STATES}"
     problem = parse_problem(text, entry.operator.signature)
-    pass_ = entry.operator.signature.pass_named(pass_name)
+    pass_ = entry.operator.signature.pass_named("backward")
     config = next(x for x in variant.first if is_feasible(variant, x, pass_, problem, H200))
     for name, used in compiled(entry, variant, config, problem).resources:
         assert used.spill_bytes == 0, name

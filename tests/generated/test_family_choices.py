@@ -33,12 +33,12 @@ CASES = (
     ("wkv7", f"B=8,T=4096,H=16,D=128,{WKV7},decay_form=log", "(warps=8,", "block_per_head"),
     ("wkv7", "B=8,T=4096,H=16,D=128,dtype=fp16,decay_form=log", "warp_specialized_tf32(warps=4,",
      "block_per_head"),
-    # fp32: 3xTF32, two blocks per SM where there are as many; not for few steps, or few keys.
-    ("wkv7", "B=8,T=4096,H=32,D=64,dtype=fp32,decay_form=log", "tf32(warps=4,", "min_blocks=1"),
+    # fp32: 3xTF32, one block per SM; not for few steps, or few keys.
+    ("wkv7", "B=8,T=4096,H=32,D=64,dtype=fp32,decay_form=log", "tf32(warps=4,", "min_blocks=2"),
     ("wkv7", f"B=1,T=16384,H=32,D=64,dtype=fp32,decay_form=raw,{STATES}", "tf32(warps=4,",
      "min_blocks=2"),
     ("wkv7", "B=1,N=8,T=32768,H=32,D=64,dtype=fp32,decay_form=clamp,cu_seqlens_dtype=int64",
-     "tf32(warps=4,", "min_blocks=1"),
+     "tf32(warps=4,", "min_blocks=2"),
     ("wkv7", "B=4,T=2048,H=16,D=128,dtype=fp32", "tf32(warps=4,", "block_per_head"),
     ("wkv7", f"B=64,T=1,H=32,D=64,dtype=fp32,{STATES}", "block_per_head", "tf32"),
     ("wkv7", "B=8,T=2048,H=32,K=4,V=64,dtype=fp32", "block_per_head", "tf32"),

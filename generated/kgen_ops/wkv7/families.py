@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "6c9986d2871309e6300a311680bc2e73"
+HEADERS = "dcd53191af738c02c0d799b508538cb3"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -237,54 +237,6 @@ def forward_warp_specialized(file: KernelFile, call: Call) -> Run:
             k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b,
             a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b, y_stride_t,
             y_stride_h, scale,
-        )
-
-    return run
-
-
-def forward_warp_specialized_fp64(file: KernelFile, call: Call) -> Run:
-    """Launch the forward warp_specialized_fp64."""
-    block_warps = call.block_warps
-    smem_bytes = call.smem_bytes
-    column_blocks = call.column_blocks
-    size_t = call.T
-    size_h = call.H
-    r_stride_b = call.r_stride_B
-    r_stride_t = call.r_stride_T
-    r_stride_h = call.r_stride_H
-    w_stride_b = call.w_stride_B
-    w_stride_t = call.w_stride_T
-    w_stride_h = call.w_stride_H
-    k_stride_b = call.k_stride_B
-    k_stride_t = call.k_stride_T
-    k_stride_h = call.k_stride_H
-    v_stride_b = call.v_stride_B
-    v_stride_t = call.v_stride_T
-    v_stride_h = call.v_stride_H
-    a_stride_b = call.a_stride_B
-    a_stride_t = call.a_stride_T
-    a_stride_h = call.a_stride_H
-    b_stride_b = call.b_stride_B
-    b_stride_t = call.b_stride_T
-    b_stride_h = call.b_stride_H
-    y_stride_b = call.y_stride_B
-    y_stride_t = call.y_stride_T
-    y_stride_h = call.y_stride_H
-    launch = file.launcher(
-        "wkv7_forward", "ppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(32 * block_warps, 1, 1),
-        smem=smem_bytes,
-    )
-
-    def run(
-        stream: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
-        cu_seqlens: int, y: int, final_state: int, scale: float,
-    ) -> None:
-        launch(
-            stream, column_blocks, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y,
-            final_state, size_t, size_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t,
-            w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
-            a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b,
-            y_stride_t, y_stride_h, scale,
         )
 
     return run
@@ -923,7 +875,9 @@ def backward_warp_specialized_fp64(file: KernelFile, call: Call) -> Run:
     """Launch the backward warp_specialized_fp64."""
     block_warps = call.block_warps
     smem_bytes = call.smem_bytes
-    column_blocks = call.column_blocks
+    size_v = call.V
+    sequence_heads = call.sequence_heads
+    warps = call.warps
     size_n = call.N
     size_t = call.T
     size_h = call.H
@@ -971,12 +925,11 @@ def backward_warp_specialized_fp64(file: KernelFile, call: Call) -> Run:
     gb_stride_t = call.gb_stride_T
     gb_stride_h = call.gb_stride_H
     size_b = call.B
-    size_v = call.V
     launch_1 = file.launcher(
         "wkv7_backward_columns", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(32 * block_warps, 1, 1), smem=smem_bytes,
     )
-    grid_1_x = 2 * column_blocks
+    grid_1_x = 2 * sequence_heads * ceil_div(size_v, 16 * warps)
     launch_2 = file.launcher(
         "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(32 * chunk_warps, 1, 1), smem=row_bytes,
@@ -1219,10 +1172,6 @@ FORWARD_WARP_SPECIALIZED_TF32_NAMED: dict[str, Callable[[Call], Any]] = {
         8)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
-    "by_pairs": lambda call: (
-        call.itemsize == 4 and call.K % 4 + call.V % 4 == 0 and (call.K <= 64) and (call.smem_per_sm
-        >= 233472)
-    ),
 }
 
 FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1265,19 +1214,6 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         (call.final_state_itemsize == 0) and (32 < min(call.K, call.V)) and (max(call.K, call.V) <=
         64) and (call.T >= 32)
     ),
-}
-
-FORWARD_WARP_SPECIALIZED_FP64_NAMED: dict[str, Callable[[Call], Any]] = {
-    "sequence_heads": lambda call: call.N * call.H,
-    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
-    "block_warps": lambda call: call.warps + call.row_warps,
-    "padded_keys": lambda call: round_up(call.K, 16),
-    "smem_bytes": lambda call: 256 + max(1568 * call.padded_keys + 23808, 64 * call.K * call.warps),
-    "fp64_cores": lambda call: (
-        call.compute_capability == 80 or call.compute_capability == 90 or call.compute_capability ==
-        100
-    ),
-    "on_gpu": lambda call: call.compute_capability > 0,
 }
 
 FORWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1525,8 +1461,7 @@ FORWARD = (
         first=(
             (4, 4, 2, 8, 2, 1),
             (4, 4, 4, 8, 1, 0),
-            (4, 4, 2, 4, 2, 1),
-            (4, 4, 2, 4, 1, 0),
+            (4, 4, 2, 4, 1, 1),
         ),
         named=FORWARD_WARP_SPECIALIZED_TF32_NAMED,
         is_safe=False,
@@ -1586,10 +1521,7 @@ FORWARD = (
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
             lambda call: call.column_blocks > call.sm_count or call.min_blocks == 1,
-            lambda call: (
-                call.min_blocks == 2 or call.column_blocks <= call.sm_count or (not call.by_pairs)
-            ),
-            lambda call: call.itemsize == 2 or call.min_blocks == 1 or call.row_copies,
+            lambda call: call.itemsize == 2 or call.min_blocks == 1,
             lambda call: call.itemsize == 2 or call.smem_per_block > 131072 or (not call.on_gpu),
             lambda call: (
                 call.decay_form != 'clamp' or call.dtype != 'bf16' or call.final_state_itemsize > 0
@@ -1682,77 +1614,6 @@ FORWARD = (
             lambda call: not call.by_warpgroups,
         ),
         bind=forward_warp_specialized,
-    ),
-    Family(
-        name="warp_specialized_fp64",
-        template="wkv7/forward_warp_specialized_fp64.cu.jinja",
-        constants=("K", "V"),
-        settings={},
-        parameters=(
-            Parameter("warps", (4, 2, 1)),
-            Parameter("row_warps", (4, 3, 2, 1)),
-            Parameter("vec", (8, 4, 2, 1)),
-            Parameter("min_blocks", (1, 2)),
-        ),
-        first=(
-            (4, 4, 4, 1),
-            (1, 4, 4, 1),
-            (2, 2, 4, 2),
-        ),
-        named=FORWARD_WARP_SPECIALIZED_FP64_NAMED,
-        is_safe=False,
-        admits=(
-            lambda call: call.fp64_cores or not call.on_gpu,
-            lambda call: call.sequence_heads >= 1,
-            lambda call: call.T >= 1,
-            lambda call: call.K <= 64,
-            lambda call: call.dtype == 'fp32',
-        ),
-        fits=(
-            lambda call: call.K % call.vec == 0,
-            lambda call: call.V % call.vec == 0,
-            lambda call: call.vec * call.itemsize <= 16,
-            lambda call: call.smem_bytes <= call.smem_per_block,
-            lambda call: call.row_warps == ceil_div(call.K, 16) or not call.on_gpu,
-            lambda call: call.block_warps * call.min_blocks <= 8,
-            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
-            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
-            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.r_stride_B % call.vec == 0,
-            lambda call: call.r_stride_T % call.vec == 0,
-            lambda call: call.r_stride_H % call.vec == 0,
-            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.k_stride_B % call.vec == 0,
-            lambda call: call.k_stride_T % call.vec == 0,
-            lambda call: call.k_stride_H % call.vec == 0,
-            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.v_stride_B % call.vec == 0,
-            lambda call: call.v_stride_T % call.vec == 0,
-            lambda call: call.v_stride_H % call.vec == 0,
-            lambda call: call.a_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.a_stride_B % call.vec == 0,
-            lambda call: call.a_stride_T % call.vec == 0,
-            lambda call: call.a_stride_H % call.vec == 0,
-            lambda call: call.b_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.b_stride_B % call.vec == 0,
-            lambda call: call.b_stride_T % call.vec == 0,
-            lambda call: call.b_stride_H % call.vec == 0,
-            lambda call: (
-                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
-            ),
-            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
-            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
-            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
-            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
-        ),
-        suits=(
-            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
-            lambda call: call.T >= 16,
-            lambda call: call.K >= 8,
-            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
-            lambda call: 2 * call.column_blocks > call.sm_count or call.warps == 1,
-        ),
-        bind=forward_warp_specialized_fp64,
     ),
     Family(
         name="chunk_loop",
@@ -1997,13 +1858,10 @@ BACKWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
         call.compute_capability == 80 or call.compute_capability == 90 or call.compute_capability ==
         100
     ),
-    "fp64_heads": lambda call: (
-        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
-        and (call.sequence_heads >= 1)
-    ),
     "fp64_fits": lambda call: (
-        call.fp64_heads and (call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype
-        != 'bf16')
+        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
+        and (call.sequence_heads >= 1) and (call.w_itemsize == 4 or call.initial_state_itemsize > 0
+        or call.dtype != 'bf16')
     ),
     "whole_heads": lambda call: (
         call.warps == 8 or call.V <= 64 or call.K > 128 or (call.vec < 8) or (call.column_blocks <=
@@ -2120,13 +1978,10 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         call.compute_capability == 80 or call.compute_capability == 90 or call.compute_capability ==
         100
     ),
-    "fp64_heads": lambda call: (
-        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
-        and (call.sequence_heads >= 1)
-    ),
     "fp64_fits": lambda call: (
-        call.fp64_heads and (call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype
-        != 'bf16')
+        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
+        and (call.sequence_heads >= 1) and (call.w_itemsize == 4 or call.initial_state_itemsize > 0
+        or call.dtype != 'bf16')
     ),
     "whole_heads": lambda call: (
         call.warps == 8 or call.V <= 64 or call.K > 128 or (call.vec < 8) or (call.column_blocks <=
@@ -2186,13 +2041,10 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
         call.compute_capability == 80 or call.compute_capability == 90 or call.compute_capability ==
         100
     ),
-    "fp64_heads": lambda call: (
-        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
-        and (call.sequence_heads >= 1)
-    ),
     "fp64_fits": lambda call: (
-        call.fp64_heads and (call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype
-        != 'bf16')
+        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
+        and (call.sequence_heads >= 1) and (call.w_itemsize == 4 or call.initial_state_itemsize > 0
+        or call.dtype != 'bf16')
     ),
     "few_heads": lambda call: (
         call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
@@ -2244,13 +2096,10 @@ BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
         call.compute_capability == 80 or call.compute_capability == 90 or call.compute_capability ==
         100
     ),
-    "fp64_heads": lambda call: (
-        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
-        and (call.sequence_heads >= 1)
-    ),
     "fp64_fits": lambda call: (
-        call.fp64_heads and (call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype
-        != 'bf16')
+        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
+        and (call.sequence_heads >= 1) and (call.w_itemsize == 4 or call.initial_state_itemsize > 0
+        or call.dtype != 'bf16')
     ),
     "few_heads": lambda call: (
         call.on_gpu and 4 * call.N * call.H <= call.sm_count and (call.B * call.T >= 1024 * call.N)
@@ -2267,7 +2116,6 @@ BACKWARD_WARP_SPECIALIZED_FP64_NAMED: dict[str, Callable[[Call], Any]] = {
         call.chunk)
     ),
     "sequence_heads": lambda call: call.N * call.H,
-    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "block_warps": lambda call: call.warps + call.row_warps,
     "padded_keys": lambda call: round_up(call.K, 16),
     "smem_bytes": lambda call: 256 + max(1568 * call.padded_keys + 23808, 64 * call.K * call.warps),
@@ -2330,13 +2178,10 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
         call.compute_capability == 80 or call.compute_capability == 90 or call.compute_capability ==
         100
     ),
-    "fp64_heads": lambda call: (
-        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
-        and (call.sequence_heads >= 1)
-    ),
     "fp64_fits": lambda call: (
-        call.fp64_heads and (call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype
-        != 'bf16')
+        call.fp64_cores and 8 <= call.K and (call.K <= 64) and (call.V <= 256) and (call.T >= 16)
+        and (call.sequence_heads >= 1) and (call.w_itemsize == 4 or call.initial_state_itemsize > 0
+        or call.dtype != 'bf16')
     ),
 }
 
@@ -3046,13 +2891,14 @@ BACKWARD = (
             lambda call: call.K % call.vec == 0,
             lambda call: call.V % call.vec == 0,
             lambda call: call.vec * call.itemsize <= 16,
-            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: max(call.smem_bytes, call.row_bytes) <= call.smem_per_block,
             lambda call: call.row_warps == ceil_div(call.K, 16) or not call.on_gpu,
-            lambda call: call.block_warps * call.min_blocks <= 8,
-            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
-            lambda call: call.row_bytes <= call.smem_per_block,
             lambda call: call.chunk_warps * call.chunk_blocks <= 8,
-            lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
+            lambda call: call.block_warps * call.min_blocks <= 8,
+            lambda call: (
+                call.block_warps <= 2 and call.min_blocks == 1 and (call.chunk_warps <= 2) and
+                (call.chunk_blocks == 1) or call.on_gpu
+            ),
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
             lambda call: call.r_stride_B % call.vec == 0,
@@ -3074,13 +2920,6 @@ BACKWARD = (
             lambda call: call.b_stride_B % call.vec == 0,
             lambda call: call.b_stride_T % call.vec == 0,
             lambda call: call.b_stride_H % call.vec == 0,
-            lambda call: (
-                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
-            ),
-            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
-            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
-            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
-            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
             lambda call: call.gy_ptr % (call.vec * call.itemsize) == 0,
             lambda call: call.gy_stride_B % call.vec == 0,
             lambda call: call.gy_stride_T % call.vec == 0,
@@ -3102,6 +2941,13 @@ BACKWARD = (
             lambda call: call.gb_stride_T % call.vec == 0,
             lambda call: call.gb_stride_H % call.vec == 0,
             lambda call: (
+                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
+            ),
+            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
+            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: (
                 call.gw_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0
             ),
             lambda call: call.gw_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
@@ -3109,14 +2955,19 @@ BACKWARD = (
             lambda call: call.gw_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
         ),
         suits=(
+            lambda call: not call.few_heads,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
+            lambda call: (
+                4 * call.sequence_heads * ceil_div(call.V, 16 * call.warps) > call.sm_count or
+                call.warps == 1
+            ),
+            lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
             lambda call: call.T >= 16,
             lambda call: call.K >= 8,
-            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
-            lambda call: not call.few_heads,
-            lambda call: 4 * call.column_blocks > call.sm_count or call.warps == 1,
-            lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
-            lambda call: (call.row_bytes + 1152) * call.chunk_blocks <= call.smem_per_sm,
+            lambda call: (
+                max((call.smem_bytes + 1152) * call.min_blocks, (call.row_bytes + 1152) *
+                call.chunk_blocks) <= call.smem_per_sm
+            ),
         ),
         bind=backward_warp_specialized_fp64,
     ),

@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv7/backward_warpgroups_fused.cu.jinja
-// config: warpgroups_fused(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, state_bytes=2, warpgroups=1)
+// config: warpgroups_fused(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, warpgroups=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward in bf16, clamped decays, by two kernels. All sums are in a fixed order.
 //
@@ -15,7 +15,6 @@ namespace {
 using Value = kgen::bf16;
 using W = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
-using State = kgen::fp16;  // of the states in workspaces
 using kgen::i64;
 using kgen::wkv7::dense_rows;
 using kgen::wkv7::Rows;
@@ -38,9 +37,9 @@ static_assert(!kgen::kPresent<kgen::none>, "the gradient of a state is more accu
 static_assert(Config::kK % Config::kVec == 0 && Config::kV % Config::kVec == 0,
               "copies must end with a row");
 
-using Loop = kgen::wkv7::FusedLoop<Config, State>;
+using Loop = kgen::wkv7::FusedLoop<Config>;
 using Pass = kgen::wkv7::ByQuotients<kgen::wkv7::ForwardSums, 0 != 0>;
-using Forward = kgen::wkv7::GroupLoop<Config, Pass, State, Loop::kChunk>;
+using Forward = kgen::wkv7::GroupLoop<Config, Pass, float, Loop::kChunk>;
 constexpr int kSize = Config::kK * Config::kV;
 constexpr int kValueBlocks = kgen::ceil_div(Config::kV, Forward::kColumns);
 constexpr bool kPacked = kgen::kPresent<Offset>;
@@ -61,7 +60,7 @@ wkv7_backward_columns(const W* __restrict__ w,            // [B, T, H, K]
                       const Value* __restrict__ b,        // [B, T, H, K]
                       const Offset* __restrict__ cu_seqlens,  // [N + 1] or null
                       float* __restrict__ sa,             // [B, T, H, V]
-                      State* __restrict__ states,         // [H, chunks, K, V]
+                      float* __restrict__ states,         // [H, chunks, K, V]
                       i64 N, i64 T, i64 H, i64 w_stride_B, i64 w_stride_T, i64 w_stride_H, i64 k_stride_B,
                       i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
                       i64 a_stride_B, i64 a_stride_T, i64 a_stride_H, i64 b_stride_B, i64 b_stride_T,
@@ -72,8 +71,6 @@ wkv7_backward_columns(const W* __restrict__ w,            // [B, T, H, K]
     const i64 chunk = first_chunk(span, head, N, T, H);
     const auto v_h = step_pointer(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}, span, h);
     const auto k_h = step_pointer(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}, span, h);
-    const i64 count = H * kgen::wkv7::head_chunks<Loop::kChunk, kPacked>(N, T);
-    float* const scales = kgen::wkv7::scales_of(states, count, kSize);
     // r is read by no one.
     const Forward loop{kgen::min(Config::kV - first, Forward::kColumns),
                        span.steps,
@@ -89,7 +86,7 @@ wkv7_backward_columns(const W* __restrict__ w,            // [B, T, H, K]
                        states + chunk * kSize + first,
                        dense_rows(sa + first, T, H, Config::kV).head(span, h),
                        {nullptr, 0, 0, 0},
-                       scales == nullptr ? nullptr : scales + chunk * Config::kV + first};
+                       nullptr};
     loop(nullptr);
 }
 
@@ -112,7 +109,7 @@ wkv7_backward_fused(const Value* __restrict__ gy,            // [B, T, H, V]
                     Value* __restrict__ ga,                  // [B, T, H, K]
                     Value* __restrict__ gb,                  // [B, T, H, K]
                     const float* __restrict__ sa,            // [B, T, H, V]
-                    const State* __restrict__ states,        // [H, chunks, K, V]
+                    const float* __restrict__ states,        // [H, chunks, K, V]
                     i64 N, i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H, i64 r_stride_B,
                     i64 r_stride_T, i64 r_stride_H, i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
                     i64 k_stride_B, i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T,
@@ -126,8 +123,6 @@ wkv7_backward_fused(const Value* __restrict__ gy,            // [B, T, H, V]
         const i64 head = block, h = head % H;
         const auto span = kgen::wkv::span_of(cu_seqlens, head / H, T);
         const i64 chunk = first_chunk(span, head, N, T, H);
-        const i64 count = H * kgen::wkv7::head_chunks<Loop::kChunk, kPacked>(N, T);
-        const float* const scales = kgen::wkv7::scales_of(states, count, kSize);
         return Loop::Tensors{span.steps,
                             step_pointer(Rows<const Value>{gy, gy_stride_B, gy_stride_T, gy_stride_H}, span, h),
                             step_pointer(Rows<const Value>{r, r_stride_B, r_stride_T, r_stride_H}, span, h),
@@ -138,7 +133,6 @@ wkv7_backward_fused(const Value* __restrict__ gy,            // [B, T, H, V]
                             step_pointer(Rows<const W>{w, w_stride_B, w_stride_T, w_stride_H}, span, h),
                             step_pointer(dense_rows(sa, T, H, Config::kV), span, h),
                             states + chunk * kSize,
-                            scales == nullptr ? nullptr : scales + chunk * Config::kV,
                             Config::kFinalState ? gfinal_state + head * kSize : nullptr,
                             Rows<Value>{gr, gr_stride_B, gr_stride_T, gr_stride_H}.head(span, h),
                             Rows<Value>{gk, gk_stride_B, gk_stride_T, gk_stride_H}.head(span, h),

@@ -8,12 +8,11 @@
 //     forward                             backward
 //     X = A S + ak v                      X = B G + rb^T g
 //     sa = (I - ab)^-1 X                  gsa = (I - ab)^-T X
-//     y = R S + rk v + rb sa              gv = K G + rk^T g + ak^T gsa
+//                                         gv = K G + rk^T g + ak^T gsa
 //     S = D S + K^T v + B^T sa            G = D G + R^T g + A^T gsa
 //
 // so that both are one loop: rows read the state, and others update it with c (v or g) and the `first` output (sa or
-// gsa); `second` is y or gv. Forward there are two forms: in the forward pass y is the output, and in the backward pass
-// sa and checkpoints of the state.
+// gsa); `second` is gv.
 //
 // Precision: fp64, the state as well; outputs and checkpoints are rounded to fp32. NaN and Inf: as in
 // kgen/chunked/chunk_mma.cuh, where a result is not finite the block computes its sequence again, step by step.
@@ -25,7 +24,7 @@
 //
 // Synchronisation: one block barrier per chunk.
 //
-// A Config has what F64Producer asks for, and kWarps, consumers. Second: whether the loop has the `second` output.
+// A Config has what F64Producer asks for, and kWarps, consumers.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -34,16 +33,14 @@
 
 namespace kgen::wkv7 {
 
-template <class Config, Direction D, bool Second = D == Direction::backward>
+template <class Config, Direction D>
 struct F64Loop : ColumnTensors<typename Config::Value, typename Config::W> {
     using Value = typename Config::Value;
     using Tensors = ColumnTensors<Value, typename Config::W>;
     using Tensors::width, Tensors::steps, Tensors::pitch, Tensors::c, Tensors::c_factor, Tensors::second_factor,
         Tensors::checkpoints, Tensors::first, Tensors::second;
     static constexpr bool kBack = D == Direction::backward;
-    // Whether other kernels read `first` and checkpoints.
-    static constexpr bool kFirst = kBack || !Second;
-    using Tiles = F64Tiles<Config::kK, kBack, Second>;
+    using Tiles = F64Tiles<Config::kK, kBack>;
     using Tile = double[4];
     using Steps = Tile[2];  // of a warp's value features and 16 steps
     static constexpr int kWarps = Config::kWarps, kRowWarps = Config::kRowWarps;
@@ -68,7 +65,7 @@ struct F64Loop : ColumnTensors<typename Config::Value, typename Config::W> {
         Kept* const kept = reinterpret_cast<Kept*>(dynamic_smem<char>() + kKept);
         if (thread_rank() == 0) *kept = {*this, start, end};
         if (warp >= kWarps) {
-            F64Producer<Config, kBack, Second> producer(warp - kWarps);
+            F64Producer<Config, kBack> producer(warp - kWarps);
             if (chunks > 0) producer.load(*this, begin_of(0, chunks));
 #pragma unroll 1
             for (i64 i = 0; i < chunks; ++i) {
@@ -98,7 +95,7 @@ struct F64Loop : ColumnTensors<typename Config::Value, typename Config::W> {
         }
         if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite)) {
             const Kept again = *kept;
-            again.tensors.template step_by_step<D, Second, Config::kK, kColumns, Config::kForm>(again.start, again.end);
+            again.tensors.template step_by_step<D, kBack, Config::kK, kColumns, Config::kForm>(again.start, again.end);
         }
     }
 
@@ -188,12 +185,12 @@ private:
 
         // 1. What the chunk reads of the state, and of c; the state's checkpoint. In turn, so that conversions and
         // products overlap.
-        float* const checkpoint = kFirst ? checkpoints + begin / 16 * (Config::kK * pitch) : nullptr;
+        float* const checkpoint = checkpoints + begin / 16 * (Config::kK * pitch);
         Steps read = {}, out = {};
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
             each_of_tile(tile, warp, [&](int i, i64 place, bool used) {
-                if (kFirst && used) checkpoint[place] = static_cast<float>(state[tile][i]);
+                if (used) checkpoint[place] = static_cast<float>(state[tile][i]);
             });
             double of_state[4];
             operand_of(state[tile], of_state);
@@ -213,7 +210,7 @@ private:
         operand_of(read[0], x[0]);
         operand_of(read[1], x[1]);
         multiply_matrix(solved, x, slot, Tiles::kInverse);
-        if constexpr (kFirst) write(first, begin, warp, solved, 1.0f, nonfinite);
+        write(first, begin, warp, solved, 1.0f, nonfinite);
         operand_of(solved[0], x[0]);
         operand_of(solved[1], x[1]);
         // Or the accumulators would be copied into an operand before each product.
@@ -221,7 +218,7 @@ private:
         for (int i = 0; i < 8; ++i) opaque(x[i / 4][i % 4], static_cast<u32>(steps >> 63));
 
         // 3. Second.
-        if constexpr (Second) {
+        if constexpr (kBack) {
             multiply_matrix(out, of_c, slot, Tiles::kSecondOfC);
             multiply_matrix(out, x, slot, Tiles::kSecondOfFirst);
             write(second, begin, warp, out, second_factor, nonfinite);

@@ -4,8 +4,7 @@
 //
 //     A_t = a_t D(0, t-1)     R_t = r_t D(0, t)     K_s = k_s D(s+1, 15)     B_s = b_s D(s+1, 15)
 //
-// and the scores sums over keys, s < t (for r also s = t, where D is 1). The forward loop of the backward pass needs
-// neither R nor scores of r.
+// and the scores sums over keys, s < t (for r also s = t, where D is 1):
 //
 //     ab, ak: a_t D(s+1, t-1) b_s, k_s      rb, rk: r_t D(s+1, t) b_s, k_s
 //
@@ -21,11 +20,11 @@
 //
 // Shared memory (F64Tiles): two slots of what consumers read of a chunk
 //
-//     double read[kReads][16][keys + 8]    forward A and R, backward B and K; keys padded to 16
+//     double read[kReads][16][keys + 8]    forward A, backward B and K; keys padded to 16
 //     double update[2][16][keys + 2]       forward K and B, backward R and A
 //     double decay[keys]                   D(0, 15)
 //     double matrix[kMatrices][16][16]     by result and operand, halves of odd rows exchanged: the inverse; forward
-//                                          ak, rk, rb, backward rb, rk, ak
+//                                          ak, backward rb, rk, ak
 //
 // and the producers' own
 //
@@ -54,11 +53,11 @@ struct alignas(16) DoublePair {
     double x, y;
 };
 
-// Back: whether the loop goes backward in time. Second: whether it has a second output, gv or y.
-template <int Keys, bool Back, bool Second>
+// Back: whether the loop goes backward in time.
+template <int Keys, bool Back>
 struct F64Tiles {
     static constexpr int kKeyTiles = ceil_div(Keys, 16), kKeys = 16 * kKeyTiles;
-    static constexpr int kReads = Second ? 2 : 1, kMatrices = Second ? 4 : 2, kReaders = Second ? 2 : 1;
+    static constexpr int kReads = Back ? 2 : 1, kMatrices = Back ? 4 : 2, kReaders = Back ? 2 : 1;
     static constexpr int kReadPitch = kKeys + 8, kUpdatePitch = kKeys + 2;
     static constexpr int kRead = 16 * kReadPitch, kUpdate = 16 * kUpdatePitch, kMatrix = 256;
     static constexpr int kSlot = kReads * kRead + 2 * kUpdate + kKeys + kMatrices * kMatrix;
@@ -81,11 +80,11 @@ struct F64Tiles {
     static KGEN_DEVICE double* lower() { return diagonal(kKeyTiles); }
 };
 
-template <class Config, bool Back, bool Second>
+template <class Config, bool Back>
 class F64Producer {
     using Value = typename Config::Value;
     using W = typename Config::W;
-    using Tiles = F64Tiles<Config::kK, Back, Second>;
+    using Tiles = F64Tiles<Config::kK, Back>;
     using Both = double[2][4];  // of a lane: [step g or 15 - g][key]
     static constexpr int kRowWarps = Config::kRowWarps, kThreads = kRowWarps * kWarpSize;
     static constexpr int kPerWarp = ceil_div(Tiles::kKeyTiles, kRowWarps);  // tiles of 16 keys
@@ -126,7 +125,7 @@ public:
 #pragma unroll
         for (int n = 0; n < kPerWarp; ++n) {
             const int key = 16 * (warp_ + n * kRowWarps) + 4 * mma_lane().q;
-            if constexpr (Second) raw_[n].r.load(x.r, begin, x.steps, key);
+            if constexpr (Back) raw_[n].r.load(x.r, begin, x.steps, key);
             raw_[n].k.load(x.k, begin, x.steps, key);
             raw_[n].a.load(x.a, begin, x.steps, key);
             raw_[n].b.load(x.b, begin, x.steps, key);
@@ -163,7 +162,7 @@ private:
         raw.a.widen(a, there, key);
         raw.k.widen(k, there, key);
         raw.b.widen(b, there, key);
-        if constexpr (Second) {
+        if constexpr (Back) {
             raw.r.widen(r, there, key);
             put_diagonal(r, k, b, tile);
         }
@@ -174,7 +173,7 @@ private:
                 // Under a condition, decays would be computed one after the other.
                 const float decay = decay_of<Config::kForm>(to_float(raw.w.of[i][x]));
                 const float d = there[i] && is_key(key + x) ? decay : 1.0f;
-                if constexpr (Second) r[i][x] *= d;
+                if constexpr (Back) r[i][x] *= d;
                 other[i][x] = shfl_xor(d, 4);
                 product[i][x] = d;
             }
@@ -213,7 +212,6 @@ private:
                 put_four(Tiles::update(slot, 1) + of_update, a[i]);
             } else {
                 put_four(Tiles::read(slot, 0) + of_read, a[i]);
-                if constexpr (Second) put_four(Tiles::read(slot, 1) + of_read, r[i]);
                 put_four(Tiles::update(slot, 0) + of_update, k[i]);
                 put_four(Tiles::update(slot, 1) + of_update, b[i]);
             }
@@ -242,7 +240,7 @@ private:
                 const bool late = is_late(level) == (i == 0);
                 const double of_readers = late ? other[i][x] : 1.0, of_writers = late ? 1.0 : other[i][x];
                 a[i][x] *= of_readers;
-                if constexpr (Second) r[i][x] *= of_readers;
+                if constexpr (Back) r[i][x] *= of_readers;
                 k[i][x] *= of_writers;
                 b[i][x] *= of_writers;
             }
@@ -258,7 +256,7 @@ private:
             writers[2 * x] = late ? b[1][x] : b[0][x];
             writers[2 * x + 1] = late ? k[1][x] : k[0][x];
             readers[0][x] = late ? a[0][x] : a[1][x];
-            if constexpr (Second) readers[kReaders - 1][x] = late ? r[0][x] : r[1][x];
+            if constexpr (Back) readers[kReaders - 1][x] = late ? r[0][x] : r[1][x];
         }
 #pragma unroll
         for (int n = 0; n < kReaders; ++n) {
@@ -309,7 +307,7 @@ private:
             for (int tile = 0; tile < Tiles::kKeyTiles; ++tile, from += Tiles::kPartial) {
                 ab += from[0];
                 ak += from[64];
-                if constexpr (Second) {
+                if constexpr (Back) {
                     rb += from_r[tile * tile_of_r];
                     rk += from_r[tile * tile_of_r + to_rk];
                 }
@@ -326,10 +324,6 @@ private:
                 Tiles::matrix(slot, Tiles::kSecondOfFirst)[Tiles::place(s, t)] = ak;
             } else {
                 Tiles::matrix(slot, Tiles::kFirstOfC)[Tiles::place(t, s)] = ak;
-                if constexpr (Second) {
-                    Tiles::matrix(slot, Tiles::kSecondOfC)[Tiles::place(t, s)] = rk;
-                    Tiles::matrix(slot, Tiles::kSecondOfFirst)[Tiles::place(t, s)] = rb;
-                }
             }
         }
     }
