@@ -1,6 +1,6 @@
-// digest: d1cd4a6365b6
+// digest: dc43fd61f70c
 // Rendered by kgen from templates/wkv/backward_chunk_halving.cu.jinja
-// config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, row_copies=true)
+// config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 backward by halving chunks of 16 steps, on tensor cores; bf16, also w. All sums are in a fixed order.
 //
@@ -40,8 +40,8 @@ struct Config {
     static constexpr int kV = 64;
     static constexpr int kGroups = 3;  // of warps, which take chunks in turn
     static constexpr int kVec = kCopyBytes / static_cast<int>(sizeof(Value));
-    static constexpr int kTerms = 2;  // bf16 terms of the state's gradient in products with v and S
-    static constexpr bool kRowCopies = true;  // copies and writes are of whole rows
+    static constexpr int kTerms = 1;  // bf16 terms of the state's gradient in products with v and S
+    static constexpr bool kRowCopies = false;  // copies and writes are of whole rows
     static constexpr int kSegments = 1;
 };
 
