@@ -105,9 +105,9 @@ public:
         const int sign = late() ? 1 : -1, distance = sign * (8 * warp + lane / 4 - 2 * (lane % 4));
         const int of_rows = late() ? 1 : 0;  // A reads earlier steps alone: rows, or columns, of the second kind
 #pragma unroll
-        for (int t = 0; t < 4; ++t)
+        for (int i = 0; i < 4; ++i)  // outside: else ptxas spills
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
+            for (int t = 0; t < 4; ++t) {
                 // Rows of the second kind are i % 2 == 1, columns of the second kind i / 2 == 1.
                 float two[2];
 #pragma unroll
