@@ -6,9 +6,9 @@
 //     [gR; gA] = Y S^T + D F        gr_t = scale P_t gR_t     ga_t = P_{t-1} gA_t
 //     [gB; gK] = Z X^T + D^T E      gb_t = gB_t / P_t         gk_t = gK_t / P_t
 //
-// Each warpgroup computes D, or its transpose, for itself: accumulators become operands A. Both execute the same code,
-// which the instruction cache has room for once. A warp has eight steps. All
-// operands have two terms, but for gy and v, which are bf16.
+// Each warpgroup computes D, or its transpose, for itself: accumulators become operands A. Both execute one copy of the
+// code, as the instruction cache has no room for two. A warp has eight steps. All operands have two terms, but for gy
+// and v, which are bf16.
 //
 // Shared memory, barriers: fused_tiles.cuh.
 #pragma once
