@@ -96,11 +96,11 @@ def test_the_fault_is_that_of_one_process(faults: list[str], told: str) -> None:
 def test_a_part_that_hangs_is_missing_and_a_fault_beside_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host_runs, "TIMEOUT_S", 10.0)
+    monkeypatch.setattr(host_runs, "TIMEOUT_S", 20.0)  # a busy machine starts workers slowly
     hang = "if (M == 63) for (volatile int i = 1; i;) {}"
     missing = host_run(source(hang), JOBS)
     assert missing.fault == ""
-    assert "no answer within 10 s; the worker was killed" in missing.missing
+    assert "no answer within 20 s; the worker was killed" in missing.missing
     faulty = host_run(source(hang.replace("63", "240"), WRONG.format(rows=511)), JOBS)
     assert "inputs 'normal M=511 N=8'" in faulty.fault
 
