@@ -85,8 +85,7 @@ wkv7_backward_columns(const W* __restrict__ w,            // [B, T, H, K]
                        0.0f,
                        states + chunk * kSize + first,
                        dense_rows(sa + first, T, H, Config::kV).head(span, h),
-                       {nullptr, 0, 0, 0},
-                       nullptr};
+                       {nullptr, 0, 0, 0}};
     loop(nullptr);
 }
 

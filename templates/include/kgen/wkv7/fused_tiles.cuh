@@ -97,11 +97,11 @@ enum FusedBarrier {
     kFusedSolved,     // gsa is
     kFusedRead,       // X, S, Y and Z of a chunk are read
     kFusedSummed,     // products of rows with their gradients are read, sums are there
-    kFusedStateRead,  // late rows and the warpgroup with G have read it
+    kFusedStateRead,  // the warpgroups of late rows and with G have read S
     kFusedDone,                        // nothing of a chunk's rows is read any more
     kFusedExchanged = kFusedDone + 2,  // products of rows with their gradients, and sums of S * G, are there
     kFusedGradient = kFusedExchanged + 2,
-    kFusedState,                           // S of a chunk is there, for the warpgroup with G
+    kFusedState,                       // S of a chunk is there, for the warpgroup with G
 };
 
 // A fragment of operands A for 16 of 64 columns, from or to 16 rows of a panel. `rows`: the first one, a multiple of 8.
