@@ -24,43 +24,23 @@ CASES = (
     (f"B=1,N=4,H=1,T=127,K=48,V=64,{BF16},{BEHIND},{PACKED}", 8),
     (f"B=1,N=3,H=1,T=70,K=64,V=20,{BF16},{PACKED}", 4),
     (f"B=2,H=1,T=31,K=22,V=18,{BF16}", 2),
+    (f"B=2,H=1,T=33,K=22,V=18,{BF16},{BEHIND}", 2),
     (f"B=1,H=1,T=66,K=57,V=9,{BF16},{BEHIND}", 1),
+    (f"B=1,H=1,T=66,K=57,V=9,{BF16}", 1),
     (f"B=1,H=3,T=1,K=8,V=8,{BF16},{BEHIND}", 8),
 )  # fmt: skip
 
 
-# The same with the first kernel by warpgroups; T=33: a chunk of one step.
-WARPGROUPS = (
-    (f"B=1,H=1,T=129,K=64,V=64,{BF16}", 8),
-    (f"B=1,N=3,H=1,T=70,K=64,V=20,{BF16},{PACKED}", 4),
-    (f"B=2,H=1,T=33,K=22,V=18,{BF16},{BEHIND}", 2),
-    (f"B=1,H=1,T=66,K=57,V=9,{BF16}", 1),
-)  # fmt: skip
-SLOW = WARPGROUPS[2:]
-
-
-@pytest.mark.parametrize(
-    ("text", "vec", "warpgroups"),
-    [
-        *((*case, 0) for case in CASES),
-        *(pytest.param(*case, 1, marks=[pytest.mark.slow] if case in SLOW else [])
-          for case in WARPGROUPS),
-    ],
-)
-def test_chunks(text: str, vec: int, warpgroups: int) -> None:
+@pytest.mark.parametrize(("text", "vec"), CASES)
+def test_chunks(text: str, vec: int) -> None:
     entry = open_catalogue().entry("wkv7")
     variant = entry.space.variant("backward", "warpgroups_fused")
     problem = parse_problem(text, entry.operator.signature)
-    config = config_of(vec, warpgroups)
-    demand_verified(entry, variant, problem, config, profile_named("h200"))
+    demand_verified(entry, variant, problem, config_of(vec), profile_named("h200"))
 
 
-def config_of(vec: int, warpgroups: int) -> Config:
-    warps = 4 if warpgroups else 1
-    return Config.of("warpgroups_fused", {
-        "warps": warps, "row_warps": warps, "stages": 2, "vec": vec, "min_blocks": 1,
-        "row_copies": 0, "consumer_scores": 0, "warpgroups": warpgroups,
-    })  # fmt: skip
+def config_of(vec: int) -> Config:
+    return Config.of("warpgroups_fused", {"vec": vec, "min_blocks": 1})
 
 
 def test_extreme_decays_of_many_heads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +52,7 @@ def test_extreme_decays_of_many_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = parse_problem(f"B=3,H=32,T=321,K=64,V=64,{BF16}", entry.operator.signature)
     case = Case("extreme_decay", (), "contiguous", 822661825)
     monkeypatch.setattr(Schedule, "certify", lambda *_: [case])
-    [(_, _, outcome)] = run_configs(entry, variant, "host", [(problem, config_of(8, 1))], (0,))
+    [(_, _, outcome)] = run_configs(entry, variant, "host", [(problem, config_of(8))], (0,))
     assert outcome.fate is Fate.VERIFIED, outcome.reason
     [gw] = [a for a in outcome.accuracy if a.output == "gw"]
     assert 0.0 < gw.error < 0.5 * gw.bound

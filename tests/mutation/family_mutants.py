@@ -957,8 +957,7 @@ FAMILIES = (
             Mistake("earlier steps of a warp", r"second \? other_sum\[i\] : 0\.0f", "0.0f"),
             Mistake("later steps of a warp", r"second \? 0\.0f : other_sum\[i\]", "0.0f"),
         ),
-        {"warps": 1, "row_warps": 1, "stages": 2, "vec": 8, "min_blocks": 1, "row_copies": 0,
-         "consumer_scores": 0, "warpgroups": 0},
+        {"vec": 8, "min_blocks": 1},
     ),
     Family(  # the first kernel, whose sa and states the gradients show
         "wkv7", "backward", "warpgroups_fused",
@@ -990,8 +989,7 @@ FAMILIES = (
             Mistake("not finite", r"if \(block_any_nonfinite<kThreads / kWarpSize>\(nonfinite\)\)",
                     "if (false)", _LOOP),
         ),
-        {"warps": 4, "row_warps": 4, "stages": 2, "vec": 8, "min_blocks": 1, "row_copies": 0,
-         "consumer_scores": 0, "warpgroups": 1},
+        {"vec": 8, "min_blocks": 1},
         thirds=True,
     ),
     Family(
@@ -1004,8 +1002,7 @@ FAMILIES = (
                     "x.gfinal[column]"),
             Mistake("keys that do not exist", r"kK == 64 \|\| key < kK", "true"),
         ),
-        {"warps": 1, "row_warps": 1, "stages": 2, "vec": 8, "min_blocks": 1, "row_copies": 0,
-         "consumer_scores": 0, "warpgroups": 0},
+        {"vec": 8, "min_blocks": 1},
     ),
     Family(
         "wkv7", "forward", "warp_specialized_segments",

@@ -476,10 +476,7 @@ def backward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
 
 def backward_warpgroups_fused(file: KernelFile, call: Call) -> Run:
     """Launch the backward warpgroups_fused."""
-    block_warps = call.block_warps
-    warpgroups = call.warpgroups
     smem_bytes = call.smem_bytes
-    column_blocks = call.column_blocks
     sequence_heads = call.sequence_heads
     size_n = call.N
     size_t = call.T
@@ -529,11 +526,8 @@ def backward_warpgroups_fused(file: KernelFile, call: Call) -> Run:
     size_k = call.K
     chunks = call.chunks
     launch_1 = file.launcher(
-        "wkv7_backward_columns", "ppppppppqqqqqqqqqqqqqqqqqq",
-        block=(256 if warpgroups else 32 * block_warps, 1, 1),
-        smem=105008 if warpgroups else smem_bytes,
+        "wkv7_backward_columns", "ppppppppqqqqqqqqqqqqqqqqqq", block=(256, 1, 1), smem=smem_bytes,
     )
-    grid_1_x = sequence_heads if warpgroups else column_blocks
     launch_2 = file.launcher(
         "wkv7_backward_fused", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(512, 1, 1), smem=fused_bytes,
@@ -549,10 +543,10 @@ def backward_warpgroups_fused(file: KernelFile, call: Call) -> Run:
         sa = new_sa()
         states = new_states()
         launch_1(
-            stream, grid_1_x, 1, 1, w, k, v, a, b, cu_seqlens, sa.data_ptr(), states.data_ptr(),
-            size_n, size_t, size_h, w_stride_b, w_stride_t, w_stride_h, k_stride_b, k_stride_t,
-            k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b, a_stride_t, a_stride_h,
-            b_stride_b, b_stride_t, b_stride_h,
+            stream, sequence_heads, 1, 1, w, k, v, a, b, cu_seqlens, sa.data_ptr(),
+            states.data_ptr(), size_n, size_t, size_h, w_stride_b, w_stride_t, w_stride_h,
+            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b,
+            a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h,
         )
         launch_2(
             stream, sequence_heads, 1, 1, gy, r, w, k, v, a, b, gfinal_state, cu_seqlens, gr, gw,
@@ -1881,30 +1875,10 @@ BACKWARD_WARPGROUPS_FUSED_NAMED: dict[str, Callable[[Call], Any]] = {
         call.T // 32 + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T, 32)
     ),
     "sequence_heads": lambda call: call.N * call.H,
-    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
-    "block_warps": lambda call: call.warps + call.row_warps,
-    "key_tiles": lambda call: ceil_div(call.K, 16),
-    "producer_tiles": lambda call: ceil_div(call.key_tiles, call.row_warps),
-    "key_bytes": lambda call: (
-        call.row_warps * call.producer_tiles * (4 * call.itemsize + call.w_itemsize)
-    ),
-    "skew_bytes": lambda call: (
-        32 * call.row_copies * (call.warps + call.row_warps + call.row_warps * call.row_warps *
-        call.producer_tiles * call.stages)
-    ),
-    "input_bytes": lambda call: (
-        call.skew_bytes + 256 * call.stages * (call.warps * call.itemsize + call.key_bytes)
-    ),
-    "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
-    "tile_bytes": lambda call: 1040 * call.row + 17408,
-    "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
+    "smem_bytes": lambda call: 105008,
     "fused_bytes": lambda call: 231728,
-    "needed_registers": lambda call: max(call.K // 2 + 90, 122 if call.vec == 8 else 176),
-    "registers": lambda call: (
-        min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
-        8)
-    ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "sm_90": lambda call: call.compute_capability == 90 or not call.on_gpu,
     "by_fused": lambda call: (
         call.compute_capability == 90 and call.decay_form == 'clamp' and (call.dtype == 'bf16') and
         (call.w_itemsize == 2) and (call.initial_state_itemsize == 0) and (32 < min(call.K, call.V))
@@ -2357,18 +2331,11 @@ BACKWARD = (
         constants=("K", "V"),
         settings={},
         parameters=(
-            Parameter("warps", (1, 2, 4, 8)),
-            Parameter("row_warps", (1, 2, 4, 8)),
-            Parameter("stages", (4, 2)),
             Parameter("vec", (8, 4, 2, 1)),
-            Parameter("min_blocks", (1, 2, 3)),
-            Parameter("row_copies", (0, 1), default=0),
-            Parameter("consumer_scores", (0, 1), default=0),
-            Parameter("warpgroups", (0, 1), default=0),
+            Parameter("min_blocks", (2, 1)),
         ),
         first=(
-            (4, 4, 2, 8, 2, 0, 0, 1),
-            (4, 4, 2, 8, 2, 0, 0, 0),
+            (8, 2),
         ),
         named=BACKWARD_WARPGROUPS_FUSED_NAMED,
         is_safe=False,
@@ -2376,7 +2343,8 @@ BACKWARD = (
             lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
             lambda call: call.sequence_heads >= 1,
             lambda call: call.T >= 1,
-            lambda call: call.compute_capability == 90 or not call.on_gpu,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: call.sm_90,
             lambda call: call.dtype == 'bf16',
             lambda call: call.w_itemsize == 2,
             lambda call: call.initial_state_itemsize == 0,
@@ -2387,14 +2355,7 @@ BACKWARD = (
         fits=(
             lambda call: call.K % call.vec == 0,
             lambda call: call.V % call.vec == 0,
-            lambda call: call.smem_bytes <= call.smem_per_block,
-            lambda call: call.needed_registers <= call.registers,
-            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
-            lambda call: (
-                call.warpgroups == 0 or (call.warps == call.row_warps and (call.warps == 4 or not
-                call.on_gpu) and (call.stages == 2) and (call.row_copies + call.consumer_scores ==
-                0))
-            ),
+            lambda call: call.min_blocks == 1 or call.on_gpu,
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
             lambda call: call.r_stride_B % call.vec == 0,
@@ -2456,12 +2417,8 @@ BACKWARD = (
         suits=(
             lambda call: call.vec > 1 or call.itemsize == 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
-            lambda call: call.T >= 16,
-            lambda call: call.K >= 8,
-            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
-            lambda call: call.row_warps <= max(call.key_tiles, 4),
             lambda call: call.by_fused or not call.on_gpu,
-            lambda call: call.warpgroups or not call.by_fused,
+            lambda call: call.vec == 8 or call.K % 8 + call.V % 8 > 0 or (not call.on_gpu),
         ),
         bind=backward_warpgroups_fused,
     ),

@@ -1,15 +1,16 @@
 // Rendered by kgen from templates/wkv7/backward_warpgroups_fused.cu.jinja
-// config: warpgroups_fused(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, warpgroups=1)
+// config: warpgroups_fused(vec=8, min_blocks=2)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward in bf16, clamped decays, by two kernels. All sums are in a fixed order.
 //
 //     wkv7_backward_columns  sa, and the states before all chunks of 32 steps, forward in time
 //     wkv7_backward_fused    all gradients, backward in time, by four warpgroups of a block per head (wgmma, sm_90a)
 //
-// Formulas, shared memory and barriers: kgen/wkv7/fused_loop.cuh, and of the first kernel kgen/wkv7/group_loop.cuh with
-// `warpgroups`, kgen/wkv7/specialized_loop.cuh without.
+// Formulas, shared memory and barriers: kgen/wkv7/group_loop.cuh of the first kernel, kgen/wkv7/fused_loop.cuh of the
+// second.
 #include "kgen/wkv7/fused_loop.cuh"
 #include "kgen/wkv7/group_loop.cuh"
+
 namespace {
 
 using Value = kgen::bf16;
@@ -25,11 +26,7 @@ struct Config {
     static constexpr int kK = 64;
     static constexpr int kV = 64;
     static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;  // of w
-    static constexpr int kWarps = 4;         // consumers of the first kernel, 16 value features each
-    static constexpr int kRowWarps = 4;  // its producers
-    static constexpr int kStages = 2;       // its chunks of inputs in shared memory
-    static constexpr int kVec = 8;             // elements per copy
-    static constexpr bool kRowCopies = 0 != 0;  // whether warps copy rows for each other
+    static constexpr int kVec = 8;  // elements per copy
     static constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 };
 
@@ -38,7 +35,7 @@ static_assert(Config::kK % Config::kVec == 0 && Config::kV % Config::kVec == 0,
               "copies must end with a row");
 
 using Loop = kgen::wkv7::FusedLoop<Config>;
-using Pass = kgen::wkv7::ByQuotients<kgen::wkv7::ForwardSums, 0 != 0>;
+using Pass = kgen::wkv7::ByQuotients<kgen::wkv7::ForwardSums>;
 using Forward = kgen::wkv7::GroupLoop<Config, Pass, float, Loop::kChunk>;
 constexpr int kSize = Config::kK * Config::kV;
 constexpr int kValueBlocks = kgen::ceil_div(Config::kV, Forward::kColumns);
