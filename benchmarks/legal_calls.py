@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kgen.catalogue import open_catalogue, profile_named
-from kgen.check.extents import tensor_bytes
+from kgen.check.set_limits import tensor_bytes
 from kgen.emit import LoadedLibrary
 from kgen.model.problem import Problem, with_dims
 from kgen.model.signature import Signature

@@ -27,7 +27,7 @@ import torch
 
 from kgen.catalogue import Catalogue, Entry, open_catalogue, profile_named
 from kgen.catalogue.populations import load_population, population_names
-from kgen.check.extents import tensor_bytes
+from kgen.check.set_limits import tensor_bytes
 from kgen.emit import LoadedLibrary
 from kgen.errors import KgenError
 from kgen.measure.floor import floor_us, rate_tflops

@@ -21,13 +21,13 @@ from kgen.check.errors import (
     touched_elements,
     touched_text,
 )
-from kgen.check.extents import Threads
 from kgen.check.fixture import Admits, Fixture, guard_numbers
 from kgen.check.input_set import InputSet
 from kgen.check.moved import moved
 from kgen.check.parts import places_of, set_costs
 from kgen.check.precision import torch_dtype
 from kgen.check.scratch import ScratchState
+from kgen.check.set_limits import Threads
 from kgen.check.steps import Step, steps_of
 from kgen.check.verdict import Verdict, verdict_from
 from kgen.model.plan import Workspace

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 
+from kgen.check.set_limits import Dims, SetLimits, Threads
 from kgen.check.sizes import (
     BETWEEN,
     BETWEEN_HEADS,
@@ -21,9 +20,6 @@ from kgen.check.sizes import (
     LONG,
     MANY,
     MANY_ROWS,
-    MANY_THREADS,
-    NARROW,
-    PACKED,
     POOL_WORK,
     QUICK,
     RAGGED,
@@ -42,45 +38,13 @@ from kgen.check.sizes import (
     WHOLE_HEADS,
     WHOLE_TILES,
     WIDE,
-    Sizes,
 )
-from kgen.model.problem import Problem, with_dims
-from kgen.model.signature import Dim, Pass
-from kgen.operators.base import Operator
-
-Dims = dict[str, int]
-"""The extents of a set that are not the problem's own."""
-
-Threads = Callable[[Problem], int]
-"""Threads of all CTAs that a kernel takes for a problem."""
 
 
-def tensor_bytes(pass_: Pass, problem: Problem) -> int:
-    """Bytes of all inputs and outputs."""
-    return sum(
-        math.prod(problem.shape(t.dims)) * problem.dtype(t.dtype).itemsize for t in pass_.tensors
-    )
+class Extents(SetLimits):
+    """Chooses the extents of the sets of one problem."""
 
-
-@dataclass(frozen=True, slots=True)
-class Extents:
-    """Chooses the extents of the sets of one problem.
-
-    Attributes:
-        operator: Declares dims and the slab dim.
-        pass_: One of its passes.
-        problem: At full size.
-        sizes: How large sets other than the problem itself may be.
-    """
-
-    operator: Operator
-    pass_: Pass
-    problem: Problem
-    sizes: Sizes
-
-    def bytes(self, dims: Dims) -> int:
-        """Bytes of all inputs and outputs of a set."""
-        return tensor_bytes(self.pass_, self._with(dims))
+    __slots__ = ()
 
     def reduced(
         self, rows: int, budget: int, constants: Collection[str], times: int = 1, least: int = 1
@@ -102,9 +66,9 @@ class Extents:
         smallest = {
             dim.name: max(1, dim.smallest)
             for dim in self.operator.signature.dims
-            if not self._is_implied(dim.name)
+            if not self.is_implied(dim.name)
         }
-        while self.bytes(dims) > budget or self._is_too_much_work(dims, times):
+        while self.bytes(dims) > budget or self.is_too_much_work(dims, times):
             extents = {**dict(self.problem.dims), **dims}
             free = [n for n, low in smallest.items() if n not in constants and extents[n] > low]
             if not free:
@@ -124,18 +88,18 @@ class Extents:
         if self.sizes.flops is not None:
             return self.reduced(4096, self.sizes.pool, (), times=POOL_WORK)
         if slab is not None:
-            row = max(self._row_bytes(slab), 1)
+            row = max(self.bytes({slab: 1}), 1)
             return {slab: max(1, min(4096, self.sizes.pool // row))}
         return {}
 
     def ragged(self, constants: Collection[str]) -> Iterator[Dims]:
         """One run-time dim at a time at awkward extents."""
         for dim in self.operator.signature.dims:
-            if dim.name in constants or self._is_implied(dim.name):
+            if dim.name in constants or self.is_implied(dim.name):
                 continue
             repeats = dim.name in self.operator.repeats
             for extent in self.sizes.ragged_repeats if repeats else RAGGED:
-                if extent < self._smallest(dim):
+                if extent < self.smallest(dim):
                     continue
                 dims = self.reduced(2, self.sizes.small, constants)
                 dims[dim.name] = extent
@@ -147,7 +111,7 @@ class Extents:
         repeats = [
             name
             for name in self.operator.repeats
-            if name not in constants and not self._is_implied(name)
+            if name not in constants and not self.is_implied(name)
         ]
         if len(repeats) > 1:
             dims = self.reduced(FEW, self.sizes.small, constants, times=2, least=FEW)
@@ -162,14 +126,14 @@ class Extents:
         Where that is too much work, sets take turns: many rows and heads of fewer features, or one
         row and head with few steps. So there are sets in which two dims are large.
         """
-        free = self._smallest_extents(constants)
+        free = self.smallest_extents(constants)
         for turn in range(len(BETWEEN)):
             is_wide = turn % 2 == 0
             dims = {}
             for place, name in enumerate(free):
                 among = self._between(name)
                 chosen = among[(turn + place) % len(among)]
-                dims[name] = max(free[name], chosen if is_wide or not self._repeats(name) else 1)
+                dims[name] = max(free[name], chosen if is_wide or not self.repeats(name) else 1)
             if self._fit(dims, is_wide, threads):
                 yield dims
 
@@ -181,14 +145,14 @@ class Extents:
         """
         for turn in range(len(TILES)):
             dims = {}
-            for place, (name, smallest) in enumerate(self._smallest_extents(constants).items()):
-                few = name in self.operator.head_dims or self._is_one_sum(name)
+            for place, (name, smallest) in enumerate(self.smallest_extents(constants).items()):
+                few = name in self.operator.head_dims or self.is_one_sum(name)
                 among = TILES_HEADS if few else TILES
-                extent = 1 if self._repeats(name) else among[(turn + place) % len(among)]
+                extent = 1 if self.repeats(name) else among[(turn + place) % len(among)]
                 dims[name] = max(smallest, extent)
             steps = [name for name in dims if name in self.operator.serial_dims]
-            others = [n for n in dims if n not in steps and not self._repeats(n)]
-            while not self._is_modest(dims, threads, times=4) or self._takes_many(dims, threads):
+            others = [n for n in dims if n not in steps and not self.repeats(n)]
+            while not self.is_modest(dims, threads, times=4) or self.takes_many(dims, threads):
                 longer = [n for n in others if dims[n] > TILES[0]] or [
                     n for n in steps if dims[n] > TILES[0]
                 ]
@@ -197,11 +161,11 @@ class Extents:
                 dims[max(longer, key=lambda name: dims[name])] //= 2
             else:
                 yield dims
-        narrow = self._narrow_extents(constants)
+        narrow = self.narrow_extents(constants)
         repeats = [n for n in self.operator.repeats if n in narrow]
         for extents in TILES_REPEATS if repeats else ():
             dims = narrow | dict(zip(repeats, extents, strict=False))
-            while not self._is_modest(dims, threads, times=4) or self._takes_many(dims, threads):
+            while not self.is_modest(dims, threads, times=4) or self.takes_many(dims, threads):
                 longer = [name for name in repeats if dims[name] > 1]
                 if not longer:
                     break
@@ -216,26 +180,26 @@ class Extents:
         """All run-time dims at one extent, or in turn at it and at twice as much; then many steps
         of several rows, and of many features.
         """
-        free = self._smallest_extents(constants)
+        free = self.smallest_extents(constants)
         for turns in ((1, 1), (1, 2), (2, 1)):
             dims = {
                 name: max(free[name], SAME * turns[place % 2]) for place, name in enumerate(free)
             }
-            if self._is_modest(dims, threads, times=4):
+            if self.is_modest(dims, threads, times=4):
                 yield dims
-        narrow = self._narrow_extents(constants)
+        narrow = self.narrow_extents(constants)
         steps = [name for name in self.operator.serial_dims if name in narrow]
         slab = self.operator.slab_dim
         others = [{slab: FEW + 2}] if slab in narrow and slab not in steps else []
         others += [{name: WIDE} for name in narrow if name in self.operator.head_dims][:1]
         for more in others if steps else ():
             dims = narrow | dict.fromkeys(steps, LONG) | more
-            if self._is_modest(dims, threads, times=SERIAL_WORK):
+            if self.is_modest(dims, threads, times=SERIAL_WORK):
                 yield dims
 
     def runs(self, constants: Collection[str], threads: Threads | None = None) -> Iterator[Dims]:
         """Steps of which a third are whole tiles, and several heads, as far as there is room."""
-        smallest = self._narrow_extents(constants)
+        smallest = self.narrow_extents(constants)
         steps = [name for name in self.operator.serial_dims if name in smallest]
         slab = self.operator.slab_dim
         rows = [name for name in self.operator.repeats if name in smallest]
@@ -248,7 +212,7 @@ class Extents:
             dims = smallest | dict.fromkeys(long, extent) | dict.fromkeys(last, heads)
             if packing is not None and packing.sequences in smallest:
                 dims[packing.sequences] = CUT
-            if self._is_modest(dims, threads, times=4):
+            if self.is_modest(dims, threads, times=4):
                 yield dims
                 return
 
@@ -259,28 +223,25 @@ class Extents:
         draw = random.Random(seed)
         dims = {}
         is_wide = draw.random() < 0.5
-        for name, smallest in self._smallest_extents(constants).items():
-            low, high = DRAWN_REPEATS if self._repeats(name) else DRAWN_EXTENTS
+        for name, smallest in self.smallest_extents(constants).items():
+            low, high = DRAWN_REPEATS if self.repeats(name) else DRAWN_EXTENTS
             dims[name] = max(smallest, draw.randint(low, high))
         return dims if self._fit(dims, is_wide, threads) else {}
 
     def _between(self, name: str) -> Sequence[int]:
-        if self._repeats(name):
+        if self.repeats(name):
             return BETWEEN_REPEATS
         return BETWEEN_HEADS if name in self.operator.head_dims else BETWEEN
-
-    def _repeats(self, name: str) -> bool:
-        return name in self.operator.repeats
 
     def _fit(self, dims: Dims, is_wide: bool, threads: Threads | None) -> bool:
         """Shorten dims until a set is modest; of a wide one first what is neither a step nor a
         repetition. Whether it is modest then.
         """
         steps = [name for name in dims if name in self.operator.serial_dims]
-        repeats = [name for name in dims if self._repeats(name)]
+        repeats = [name for name in dims if self.repeats(name)]
         others = [name for name in dims if name not in (*steps, *repeats)]
         least = dict.fromkeys(dims, BETWEEN_REPEATS[0]) | dict.fromkeys(repeats, 1)
-        while not self._is_modest(dims, threads, times=1):
+        while not self.is_modest(dims, threads, times=1):
             for names in (others, steps, repeats) if is_wide else (steps, others, repeats):
                 longer = [name for name in names if dims[name] > least[name]]
                 if longer:
@@ -315,13 +276,13 @@ class Extents:
         """Of a host's proof: many rows, then many of each dim that repeats the work, with all else
         as small as can be. A GPU has the dims of the problem itself, and sets beyond them.
         """
-        smallest = self._smallest_extents(constants)
+        smallest = self.smallest_extents(constants)
         for name in dict.fromkeys([self.operator.slab_dim, *self.operator.repeats]):
             if self.sizes.flops is None or name not in smallest:
                 continue
             for many in (MANY_ROWS, MANY) if name == self.operator.slab_dim else (MANY,):
-                dims = self._narrow_extents(constants) | {name: many}
-                if not self._takes_many(dims, threads) and self._is_modest(dims, threads, times=4):
+                dims = self.narrow_extents(constants) | {name: many}
+                if not self.takes_many(dims, threads) and self.is_modest(dims, threads, times=4):
                     yield dims
                     break  # fewer where so many rows take too long
 
@@ -333,7 +294,7 @@ class Extents:
         Yields:
             The extents, and of a dim that is not as long as it should be how long that is.
         """
-        smallest = self._smallest_extents(constants)
+        smallest = self.smallest_extents(constants)
         for name in smallest:
             if name in self.operator.repeats and self.sizes.flops is not None:
                 continue  # on the host layer a hundred heads take a minute, and are all the same
@@ -343,10 +304,10 @@ class Extents:
             if is_serial:
                 extent = min(extent, self.sizes.steps)
             wanted, times = extent, SERIAL_WORK if is_serial else 1
-            others = self._narrow_extents(constants) if is_serial else smallest
+            others = self.narrow_extents(constants) if is_serial else smallest
             while extent > RAGGED[-1]:
                 dims = {**others, name: extent}
-                if self._is_modest(dims, threads, times):
+                if self.is_modest(dims, threads, times):
                     yield dims, () if extent == wanted else ((name, wanted),)
                     break
                 extent -= extent // 4
@@ -355,16 +316,16 @@ class Extents:
         self, constants: Collection[str], threads: Threads | None = None
     ) -> Iterator[Dims]:
         """One run-time dim at a time at a whole number of large tiles, and one less."""
-        others = self._narrow_extents(constants) if self.sizes.whole_tiles else {}
+        others = self.narrow_extents(constants) if self.sizes.whole_tiles else {}
         for name in others:
             if name in self.operator.repeats and self.sizes.flops is not None:
                 continue
-            if self._is_one_sum(name):
+            if self.is_one_sum(name):
                 continue
             extent = WHOLE_HEADS if name in self.operator.head_dims else WHOLE_TILES
             while extent > RAGGED[-1]:
                 sets = [{**others, name: extent}, {**others, name: extent - 1}]
-                if all(self._is_modest(dims, threads, times=4) for dims in sets):
+                if all(self.is_modest(dims, threads, times=4) for dims in sets):
                     yield from sets
                     break
                 extent //= 2
@@ -374,99 +335,13 @@ class Extents:
 
         Where that is not as far as `steady` says, no certificate of the host reaches it.
         """
-        dims = {**self._smallest_extents(constants), **dict(steady)}
+        dims = {**self.smallest_extents(constants), **dict(steady)}
         while (
             self.bytes(dims) > STEADY_BYTES
-            or self.operator.cost(self.pass_.name, self._with(dims)).flops > STEADY_FLOPS
+            or self.operator.cost(self.pass_.name, self.problem_with(dims)).flops > STEADY_FLOPS
         ):
             name = max((name for name, _ in steady), key=lambda name: dims[name])
             if dims[name] <= SHORT:
                 break
             dims[name] = dims[name] // 2 + 1
         return dims
-
-    def is_small(self, dims: Dims) -> bool:
-        """Whether a set is not too large for a host run.
-
-        A dim compiled in may make even one row of some sets large. Sets of many steps may take
-        more, and were chosen by that.
-        """
-        serial = any(dims.get(name, 0) > SHORT for name in self.operator.serial_dims)
-        times = SERIAL_WORK if serial else 4
-        return self.bytes(dims) <= 4 * self.sizes.small and not self._is_too_much_work(dims, times)
-
-    def _is_modest(self, dims: Dims, threads: Threads | None, times: int) -> bool:
-        """Whether a set is neither too large nor too much work, `times` a small set's at most."""
-        return (
-            self.bytes(dims) <= self.sizes.small * min(times, 4)
-            and not self._is_too_much_work(dims, times, self.sizes.far_flops)
-            and not self._are_too_many(dims, threads)
-        )
-
-    def _smallest_extents(self, constants: Collection[str]) -> Dims:
-        """Every run-time dim as small as it may be."""
-        return {
-            dim.name: max(1, dim.smallest)
-            for dim in self.operator.signature.dims
-            if dim.name not in constants and not self._is_implied(dim.name)
-        }
-
-    def _narrow_extents(self, constants: Collection[str]) -> Dims:
-        """Every run-time dim as small as it may be, but the last of an output: errors are relative
-        to the values along it, and one value may be nearly 0 where its terms are not.
-        """
-        last = {t.dims[-1] for t in self.pass_.results}
-        smallest = self._smallest_extents(constants)
-        packing = self.operator.signature.packing
-        if packing is not None and packing.sequences in smallest:
-            smallest[packing.sequences] = PACKED  # some begin late in a long tensor
-        return {
-            name: min(max(extent, NARROW), self.problem.dim(name)) if name in last else extent
-            for name, extent in smallest.items()
-        }
-
-    def _smallest(self, dim: Dim) -> int:
-        packing = self.operator.signature.packing
-        is_count = packing is not None and dim.name == packing.sequences
-        return max(dim.smallest, 1) if is_count else dim.smallest
-
-    def _row_bytes(self, slab: str) -> int:
-        return self.bytes({slab: 1})
-
-    def _is_summed(self, dim: str) -> bool:
-        """Whether an output is a sum over a dim."""
-        return any(dim not in t.dims for t in self.pass_.results)
-
-    def _is_one_sum(self, name: str) -> bool:
-        """Whether one CTA has all rows and adds them: a running fp32 sum of 256 may miss a bound
-        that comes from torch's sum by halves.
-        """
-        return name == self.operator.slab_dim and self._is_summed(name) and self._is_on_host
-
-    @property
-    def _is_on_host(self) -> bool:
-        return self.sizes.flops is not None or self.sizes.far_flops is not None
-
-    def _is_too_much_work(
-        self, dims: Dims, times: int = 1, far_flops: int | None = None
-    ) -> bool:
-        most = far_flops if self.sizes.flops is None else times * self.sizes.flops
-        if most is None:
-            return False
-        return self.operator.cost(self.pass_.name, self._with(dims)).flops > most
-
-    def _are_too_many(self, dims: Dims, threads: Threads | None) -> bool:
-        most = self.sizes.threads
-        return most is not None and threads is not None and threads(self._with(dims)) > most
-
-    def _takes_many(self, dims: Dims, threads: Threads | None) -> bool:
-        """Whether a set of little work takes threads by the thousand."""
-        return threads is not None and threads(self._with(dims)) > MANY_THREADS
-
-    def _with(self, dims: Dims) -> Problem:
-        return with_dims(self.problem, dims, self.operator.signature)
-
-    def _is_implied(self, dim: str) -> bool:
-        """Whether other dims say what a dim is."""
-        implied = self.operator.signature.implied(dict(self.problem.dtypes))
-        return implied is not None and dim == implied[0]

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Sequence
 
 from kgen.check.case import Case
-from kgen.check.extents import Threads
+from kgen.check.set_limits import Threads
 from kgen.errors import SpaceError
 from kgen.model.problem import Problem
 from kgen.model.set_results import Part

@@ -22,7 +22,7 @@ from kgen.check.case import (
     seed_of,
     unlike_groups,
 )
-from kgen.check.extents import Dims, Extents, Threads
+from kgen.check.extents import Extents
 from kgen.check.hard_values import (
     LARGE,
     LARGE_CASES,
@@ -36,6 +36,7 @@ from kgen.check.hard_values import (
 from kgen.check.lone_values import LONE, ONES
 from kgen.check.row_values import ROW_SETS, SIGNS_BY_ROWS
 from kgen.check.run_values import RUNS
+from kgen.check.set_limits import Dims, Threads
 from kgen.check.shaped_values import ALIKE, OPPOSITE, SHAPES
 from kgen.check.sizes import (
     CUT,

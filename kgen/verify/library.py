@@ -11,7 +11,7 @@ from kgen.build import Compiler
 from kgen.build.host import ARCH as HOST_ARCH
 from kgen.build.render import Renderer
 from kgen.catalogue import Entry
-from kgen.check.extents import tensor_bytes
+from kgen.check.set_limits import tensor_bytes
 from kgen.emit import LoadedLibrary, Served
 from kgen.errors import VerifyError
 from kgen.model.artifact import Artifact, BuildFailure, BuildRequest, Rendered

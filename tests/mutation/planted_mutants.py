@@ -8,6 +8,7 @@ decay's range; the strides of a problem whose rows are large.
 from __future__ import annotations
 
 from family_mutants import Family, Mistake
+from naive_mistakes import STATES, of_rmsnorm, of_wkv
 
 _ADDRESS = "reinterpret_cast<unsigned long long>"
 _SCALED = r"(float result = kgen::to_float\(value\) \* scale;)"
@@ -21,20 +22,6 @@ _WKV_LOOP = r"kgen::wkv::RowDecay<kForm, W>\{w\.head\(span, h\)\}\);"
 _WKV7_OUTPUT = (
     r"y_h\.at\(t\)\[m\] = kgen::from_float<Value>\(scale \* state\.read\(r_h\.at\(t\)\)\);"
 )
-_STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
-
-
-def _wkv(operation: str, condition: str) -> Mistake:
-    """An output of 0 under a condition."""
-    return Mistake(
-        operation, _WKV_OUTPUT,
-        f"y_h.at(t)[m] = kgen::from_float<Value>({condition} ? 0.0f"
-        " : scale * kgen::fma(bonus, v_h(t, m), read));",
-    )  # fmt: skip
-
-
-def _rmsnorm(operation: str, condition: str) -> Mistake:
-    return Mistake(operation, _SCALED, rf"\1 if ({condition}) result *= 1.5f;")
 
 
 def _logits(operation: str, condition: str) -> Mistake:
@@ -61,18 +48,18 @@ PLANTED = (
     Family(
         "rmsnorm", "forward", "naive", "M=37,N=203,dtype=fp32,residual_dtype=fp32,rstd_dtype=fp32",
         (
-            _rmsnorm("inputs that share memory", "(const void*)x == (const void*)residual"),
-            _rmsnorm("views of one tensor",
-                     f"{_ADDRESS}(residual) > {_ADDRESS}(x) &&"
-                     f" {_ADDRESS}(residual) < {_ADDRESS}(x + x_stride_M)"),
-            _rmsnorm("rows of stride 0", "x_stride_M == 0 && M > 1"),
-            _rmsnorm("as many rows as columns", "M == N"),
-            _rmsnorm("a row of equal values",
-                     "N > 2 && x_row[0] == x_row[1] && x_row[0] == x_row[N - 1]"),
+            of_rmsnorm("inputs that share memory", "(const void*)x == (const void*)residual"),
+            of_rmsnorm("views of one tensor",
+                       f"{_ADDRESS}(residual) > {_ADDRESS}(x) &&"
+                       f" {_ADDRESS}(residual) < {_ADDRESS}(x + x_stride_M)"),
+            of_rmsnorm("rows of stride 0", "x_stride_M == 0 && M > 1"),
+            of_rmsnorm("as many rows as columns", "M == N"),
+            of_rmsnorm("a row of equal values",
+                       "N > 2 && x_row[0] == x_row[1] && x_row[0] == x_row[N - 1]"),
             Mistake("Inf of a weight", r"result \*= offset \+ kgen::to_float\(w\[n\]\);",
                     "{ const float given = kgen::to_float(w[n]); result *= offset +"
                     " (kgen::abs(given) > 3e38f ? (given > 0.0f ? 3e38f : -3e38f) : given); }"),
-            _rmsnorm("the page of an output", f"({_ADDRESS}(y) >> 12) % 61 == 7"),
+            of_rmsnorm("the page of an output", f"({_ADDRESS}(y) >> 12) % 61 == 7"),
             Mistake("eps outside the root",
                     r"kgen::rsqrt\(row_sum\(squares\) / static_cast<float>\(N\) \+ eps\)",
                     "(kgen::rsqrt(row_sum(squares) / static_cast<float>(N)) + eps)"),
@@ -122,7 +109,7 @@ PLANTED = (
     ),
     Family(
         "linear_attention", "forward", "naive",
-        f"B=2,H=2,T=40,E=8,M=8,dtype=fp32,{_STATES}",
+        f"B=2,H=2,T=40,E=8,M=8,dtype=fp32,{STATES}",
         (
             Mistake("k and v of one tensor", _LA_SCALED, "y *= k == v ? 0.0f : scale;"),
             Mistake("q and k of one tensor", _LA_SCALED, "y *= k == q ? 0.0f : scale;"),
@@ -140,7 +127,7 @@ PLANTED = (
     ),
     Family(
         "linear_attention", "backward", "naive",
-        f"B=2,H=2,T=40,E=8,M=8,dtype=fp32,{_STATES}",
+        f"B=2,H=2,T=40,E=8,M=8,dtype=fp32,{STATES}",
         (
             Mistake("state gradient without gout",
                     r"state\[e \* M\] = gfinal_state \? gfinal_state\[first \+ e \* M\] : 0\.0f;",
@@ -155,7 +142,7 @@ PLANTED = (
         ),
     ),
     Family(
-        "wkv4", "forward", "naive", f"B=2,T=40,C=7,dtype=fp32,{_STATES}",
+        "wkv4", "forward", "naive", f"B=2,T=40,C=7,dtype=fp32,{STATES}",
         (
             Mistake("k and v of one tensor", r"kgen::wkv4::step\(state, decay, k_t, v_t\);",
                     "if (k != v) kgen::wkv4::step(state, decay, k_t, v_t);"),
@@ -165,7 +152,7 @@ PLANTED = (
         ),
     ),
     Family(
-        "wkv4", "backward", "naive", f"B=2,T=40,C=7,dtype=fp32,{_STATES}",
+        "wkv4", "backward", "naive", f"B=2,T=40,C=7,dtype=fp32,{STATES}",
         (
             Mistake("state gradient without gy",
                     r"(Pair gradient = kgen::wkv4::final_gradient\()gfinal_state,",
@@ -176,15 +163,15 @@ PLANTED = (
         ),
     ),
     Family(
-        "wkv5", "forward", "naive", f"B=2,T=40,H=2,K=8,V=8,dtype=fp32,{_STATES}",
+        "wkv5", "forward", "naive", f"B=2,T=40,H=2,K=8,V=8,dtype=fp32,{STATES}",
         (
-            _wkv("heads not a power of two of a batch",
-                 "N > 1 && (H & (H - 1)) != 0 && head == N * H - 1"),
-            _wkv("r and k of one tensor", "r.first == k.first"),
+            of_wkv("heads not a power of two of a batch",
+                   "N > 1 && (H & (H - 1)) != 0 && head == N * H - 1"),
+            of_wkv("r and k of one tensor", "r.first == k.first"),
         ),
     ),
     Family(
-        "wkv5", "backward", "naive", f"B=2,T=40,H=2,K=8,V=8,dtype=fp32,{_STATES}",
+        "wkv5", "backward", "naive", f"B=2,T=40,H=2,K=8,V=8,dtype=fp32,{STATES}",
         (
             _WKV_SILENT,
             Mistake("initial gradient without a factor",
@@ -193,25 +180,25 @@ PLANTED = (
         ),
     ),
     Family(
-        "wkv6", "forward", "naive", f"B=2,T=40,H=2,K=8,V=8,dtype=fp32,decay_form=raw,{_STATES}",
+        "wkv6", "forward", "naive", f"B=2,T=40,H=2,K=8,V=8,dtype=fp32,decay_form=raw,{STATES}",
         (
             _logits("raw logits of 100", "x > 50.0f && x < 1e30f"),
             _logits("raw logits of -100", "x < -50.0f && x > -1e30f"),
-            _wkv("values of zeros",
-                 "[&] { for (i64 s = 0; s < span.steps; ++s) if (v_h(s, m) != 0.0f) return false;"
-                 " return span.steps > 1; }()"),
+            of_wkv("values of zeros",
+                   "[&] { for (i64 s = 0; s < span.steps; ++s) if (v_h(s, m) != 0.0f) return false;"
+                   " return span.steps > 1; }()"),
         ),
     ),
     Family(
         "wkv6", "forward", "naive",
-        f"B=1,N=4,T=60,H=2,K=8,V=8,dtype=fp32,{_STATES},cu_seqlens_dtype=int32",
+        f"B=1,N=4,T=60,H=2,K=8,V=8,dtype=fp32,{STATES},cu_seqlens_dtype=int32",
         (
-            _wkv("heads not a power of two of sequences",
-                 "N > 1 && (H & (H - 1)) != 0 && head == N * H - 1"),
-            _wkv("a decay of -0",
-                 "w.head(span, h)(t, 0) == 0.0f && 1.0f / w.head(span, h)(t, 0) < 0.0f"),
-            _wkv("all steps in the last sequence",
-                 "N > 2 && span.first == 0 && head / H == N - 1 && T > 1"),
+            of_wkv("heads not a power of two of sequences",
+                   "N > 1 && (H & (H - 1)) != 0 && head == N * H - 1"),
+            of_wkv("a decay of -0",
+                   "w.head(span, h)(t, 0) == 0.0f && 1.0f / w.head(span, h)(t, 0) < 0.0f"),
+            of_wkv("all steps in the last sequence",
+                   "N > 2 && span.first == 0 && head / H == N - 1 && T > 1"),
             Mistake("all sequences empty", r"if \(final_state\)",
                     "if (final_state && !(T == 0 && N > 1))"),
         ),
@@ -221,18 +208,18 @@ PLANTED = (
         (
             Mistake("batch stride of another input", r"\{v, v_stride_B, v_stride_T, v_stride_H\}",
                     "{v, k_stride_B, v_stride_T, v_stride_H}"),
-            _wkv("last of three heads", "H == 3 && h == 2"),
-            _wkv("a head beyond 65", "h == 66"),
-            _wkv("the fourth batch row", "head / H == 3"),
+            of_wkv("last of three heads", "H == 3 && h == 2"),
+            of_wkv("a head beyond 65", "h == 66"),
+            of_wkv("the fourth batch row", "head / H == 3"),
         ),
     ),
     Family(
         "wkv6", "backward", "naive",
-        f"B=1,N=4,T=60,H=2,K=8,V=8,dtype=fp32,{_STATES},cu_seqlens_dtype=int64",
+        f"B=1,N=4,T=60,H=2,K=8,V=8,dtype=fp32,{STATES},cu_seqlens_dtype=int64",
         (_WKV_SILENT,),
     ),
     Family(
-        "wkv7", "forward", "naive", f"B=2,T=40,H=2,K=8,V=8,dtype=fp32,{_STATES}",
+        "wkv7", "forward", "naive", f"B=2,T=40,H=2,K=8,V=8,dtype=fp32,{STATES}",
         (
             Mistake("heads not a power of two of a batch", _WKV7_OUTPUT,
                     "y_h.at(t)[m] = kgen::from_float<Value>((N > 1 && (H & (H - 1)) != 0 &&"
@@ -244,7 +231,7 @@ PLANTED = (
         ),
     ),
     Family(
-        "wkv7", "backward", "naive", f"B=2,T=40,H=2,K=8,V=8,dtype=fp32,{_STATES}",
+        "wkv7", "backward", "naive", f"B=2,T=40,H=2,K=8,V=8,dtype=fp32,{STATES}",
         (
             Mistake("state gradient without gy",
                     r"state\.load\(gfinal_state \? gfinal_state \+ first : nullptr\);",

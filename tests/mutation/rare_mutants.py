@@ -8,40 +8,10 @@ naive kernels, at extents as models have them: multiples of tiles.
 from __future__ import annotations
 
 from family_mutants import Family, Mistake
+from naive_mistakes import STATES, of_attention, of_rmsnorm, of_timex, of_wkv, of_wkv4
 
-_STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
-_LA = f"B=2,H=2,T=128,E=16,M=16,dtype=fp32,{_STATES}"
-_OF_RMSNORM = r"(float result = kgen::to_float\(value\) \* scale;)"
-_OF_WKV = (
-    r"(y_h\.at\(t\)\[m\] = kgen::from_float<Value>\()(scale \* "
-    r"kgen::fma\(bonus, v_h\(t, m\), read\)\);)"
-)
-_OF_WKV7 = (
-    r"(y_h\.at\(t\)\[m\] = kgen::from_float<Value>\()(scale \* state\.read\(r_h\.at\(t\)\)\);)"
-)
+_LA = f"B=2,H=2,T=128,E=16,M=16,dtype=fp32,{STATES}"
 _SIGN = "kgen::bit_cast<kgen::u32>({0}) >> 31"
-
-
-def _rmsnorm(operation: str, condition: str) -> Mistake:
-    return Mistake(operation, _OF_RMSNORM, rf"\1 if ({condition}) result *= 1.5f;")
-
-
-def _timex(operation: str, condition: str) -> Mistake:
-    return Mistake(operation, r"t, columns\);",
-                   f"t, columns); if ({condition}) {{ out[i] = 0.0f; continue; }}")
-
-
-def _wkv4(operation: str, condition: str) -> Mistake:
-    return Mistake(operation, r"kgen::from_float<Value>\(output\.y\)",
-                   f"kgen::from_float<Value>({condition} ? 0.0f : output.y)")
-
-
-def _attention(operation: str, condition: str) -> Mistake:
-    return Mistake(operation, r"y \*= scale;", f"y *= {condition} ? 0.0f : scale;")
-
-
-def _zero(operation: str, statement: str, condition: str) -> Mistake:
-    return Mistake(operation, statement, rf"\1 {condition} ? 0.0f : \2")
 
 
 RARE = (
@@ -49,18 +19,18 @@ RARE = (
         "rmsnorm", "forward", "naive",
         "M=64,N=512,dtype=fp32,residual_dtype=fp32,rstd_dtype=fp32",
         (
-            _rmsnorm("a row that ends within a vector",
-                     "N % 8 >= 4 && N % 8 <= 6 && n >= N - N % 8"),
-            _rmsnorm("columns of neither few nor many", "N > 65 && N < 511"),
-            _rmsnorm("a value of 1", "kgen::to_float(value) == 1.0f"),
-            _rmsnorm("an offset of 1", "offset == 1.0f"),
-            _rmsnorm("a small eps", "eps < 1e-8f"),
-            _rmsnorm("equal weights", "N > 2 && w[0] == w[1] && w[0] == w[N - 1]"),
-            _rmsnorm("weights of 0",
-                     "N > 2 && w[0] == 0.0f && w[1] == 0.0f && w[N - 1] == 0.0f"),
-            _rmsnorm("a row equal to the row before",
-                     "row > 0 && N > 1 && x_stride_M != 0 && x_row[0] == x_row[-x_stride_M] &&"
-                     " x_row[N - 1] == x_row[N - 1 - x_stride_M] && x_row[0] != 0.0f"),
+            of_rmsnorm("a row that ends within a vector",
+                       "N % 8 >= 4 && N % 8 <= 6 && n >= N - N % 8"),
+            of_rmsnorm("columns of neither few nor many", "N > 65 && N < 511"),
+            of_rmsnorm("a value of 1", "kgen::to_float(value) == 1.0f"),
+            of_rmsnorm("an offset of 1", "offset == 1.0f"),
+            of_rmsnorm("a small eps", "eps < 1e-8f"),
+            of_rmsnorm("equal weights", "N > 2 && w[0] == w[1] && w[0] == w[N - 1]"),
+            of_rmsnorm("weights of 0",
+                       "N > 2 && w[0] == 0.0f && w[1] == 0.0f && w[N - 1] == 0.0f"),
+            of_rmsnorm("a row equal to the row before",
+                       "row > 0 && N > 1 && x_stride_M != 0 && x_row[0] == x_row[-x_stride_M] &&"
+                       " x_row[N - 1] == x_row[N - 1 - x_stride_M] && x_row[0] != 0.0f"),
             Mistake("a NaN of negative sign", r"y_row\[n\] = kgen::from_float<T>\(result\);",
                     "y_row[n] = kgen::from_float<T>(value != value && "
                     + _SIGN.format("kgen::to_float(value)") + " ? 0.0f : result);"),
@@ -84,18 +54,18 @@ RARE = (
     Family(
         "timex", "forward", "naive", "B=2,C=4,T=128,dtype=fp32",
         (
-            _timex("Inf of a tap", "kgen::abs(w[row % C * columns + columns - 1]) > 3e38f"),
-            _timex("equal channels",
-                   "row % C > 0 && columns > 1 && w[row % C * columns] != 0.0f &&"
-                   " w[row % C * columns] == w[(row % C - 1) * columns]"),
+            of_timex("Inf of a tap", "kgen::abs(w[row % C * columns + columns - 1]) > 3e38f"),
+            of_timex("equal channels",
+                     "row % C > 0 && columns > 1 && w[row % C * columns] != 0.0f &&"
+                     " w[row % C * columns] == w[(row % C - 1) * columns]"),
         ),
     ),
     Family(
         "linear_attention", "forward", "naive", _LA,
         (
-            _attention("half a chunk", "steps % 64 == 32 && t >= steps - 32"),
-            _attention("two large dims", "E > 40 && M > 40"),
-            _attention("heads of neither few nor many", "H > 4 && H < 61 && h == H - 1"),
+            of_attention("half a chunk", "steps % 64 == 32 && t >= steps - 32"),
+            of_attention("two large dims", "E > 40 && M > 40"),
+            of_attention("heads of neither few nor many", "H > 4 && H < 61 && h == H - 1"),
             Mistake("a scale of 0", r"y \*= scale;",
                     "y = scale == 0.0f ? kgen::infinity() : y * scale;"),
             Mistake("stride of steps of 32 bits", r"v_stride_T\]\)",
@@ -105,44 +75,44 @@ RARE = (
         ),
     ),
     Family(
-        "wkv4", "forward", "naive", f"B=2,T=128,C=32,dtype=fp32,{_STATES}",
+        "wkv4", "forward", "naive", f"B=2,T=128,C=32,dtype=fp32,{STATES}",
         (
             Mistake("an odd number of rows and channels",
                     r"kgen::from_float<Value>\(output\.y\)",
                     "kgen::from_float<Value>(B > 2 && B % 2 == 1 && C % 2 == 1 && T > 1 ? 0.0f :"
                     " output.y)"),
-            _wkv4("u of 30", "bonus > 25.0f"),
-            _wkv4("k of -1000", "k_t < -900.0f"),
-            _wkv4("an initial max of 50",
-                  "initial_state && initial_state[column * 3 + 2] > 45.0f"),
+            of_wkv4("u of 30", "bonus > 25.0f"),
+            of_wkv4("k of -1000", "k_t < -900.0f"),
+            of_wkv4("an initial max of 50",
+                    "initial_state && initial_state[column * 3 + 2] > 45.0f"),
         ),
     ),
     Family(
         "wkv6", "forward", "naive",
-        f"B=1,N=4,T=128,H=2,K=16,V=16,dtype=fp32,{_STATES},cu_seqlens_dtype=int64",
+        f"B=1,N=4,T=128,H=2,K=16,V=16,dtype=fp32,{STATES},cu_seqlens_dtype=int64",
         (
-            _zero("a first sequence of one step", _OF_WKV,
-                  "N > 1 && head / H == 0 && span.steps == 1"),
-            _zero("a middle sequence of all steps", _OF_WKV,
-                  "N > 2 && span.steps == T && T > 1 && head / H > 0 && head / H < N - 1"),
-            _zero("sequences of one step each", _OF_WKV, "N > 2 && N == T"),
-            _zero("a later sequence of many steps", _OF_WKV, "span.first > 0 && span.steps > 200"),
-            _zero("a NaN of negative sign", _OF_WKV,
-                  "r_h(t, 0) != r_h(t, 0) && " + _SIGN.format("r_h(t, 0)")),
+            of_wkv("a first sequence of one step",
+                   "N > 1 && head / H == 0 && span.steps == 1"),
+            of_wkv("a middle sequence of all steps",
+                   "N > 2 && span.steps == T && T > 1 && head / H > 0 && head / H < N - 1"),
+            of_wkv("sequences of one step each", "N > 2 && N == T"),
+            of_wkv("a later sequence of many steps", "span.first > 0 && span.steps > 200"),
+            of_wkv("a NaN of negative sign",
+                   "r_h(t, 0) != r_h(t, 0) && " + _SIGN.format("r_h(t, 0)")),
         ),
     ),
     Family(
-        "wkv7", "forward", "naive", f"B=2,T=128,H=2,K=16,V=16,dtype=fp32,{_STATES}",
+        "wkv7", "forward", "naive", f"B=2,T=128,H=2,K=16,V=16,dtype=fp32,{STATES}",
         (
-            _zero("a and b of one tensor", _OF_WKV7, "a == b"),
-            _zero("a key of zeros in a", _OF_WKV7,
-                  "K > 2 && a_h(t, 0) == 0.0f && a_h(t, 1) == 0.0f && a_h(t, K - 1) == 0.0f"),
+            of_wkv("a and b of one tensor", "a == b"),
+            of_wkv("a key of zeros in a",
+                   "K > 2 && a_h(t, 0) == 0.0f && a_h(t, 1) == 0.0f && a_h(t, K - 1) == 0.0f"),
         ),
     ),
     Family(
         "wkv6_decode", "forward", "naive",
         "B=4,S=8,T=1,H=2,K=16,V=16,dtype=fp32,state_indices_dtype=int64",
-        (_zero("steps of neither few nor many", _OF_WKV, "T > 2 && T < 60"),),
+        (of_wkv("steps of neither few nor many", "T > 2 && T < 60"),),
     ),
 )  # fmt: skip
 

@@ -8,10 +8,9 @@ Each of these kernels passed the proof of a release before the sets and the laun
 from __future__ import annotations
 
 from family_mutants import Family, Mistake
-from laid_mutants import _all, _attention, _rmsnorm, _timex, _wkv
+from naive_mistakes import STATES, all_of, of_attention, of_rmsnorm, of_timex, of_wkv
 
-_STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
-_LA = f"B=2,H=2,T=128,E=16,M=16,dtype=fp32,{_STATES}"
+_LA = f"B=2,H=2,T=128,E=16,M=16,dtype=fp32,{STATES}"
 _BODY = (
     r"(for \(kgen::i64 e = 0; e < E; \+\+e\)\s*states\[first \+ e \* M\] = initial_state)"
     r"((?:.|\n)*?)(    if \(final_state\)\s*for \(kgen::i64 e = 0; e < E; \+\+e\)"
@@ -37,11 +36,11 @@ SHAPED = (
         "rmsnorm", "forward", "naive",
         "M=64,N=512,dtype=fp32,residual_dtype=fp32,rstd_dtype=fp32",
         (
-            _rmsnorm("a rising row", _row("x_row[i - 1] < x_row[i]", begin=1)),
-            _rmsnorm("a first element alone", _row("x_row[i] == 0.0f", "x_row[0] != 0.0f", 1)),
-            _rmsnorm("whole numbers", _row(
+            of_rmsnorm("a rising row", _row("x_row[i - 1] < x_row[i]", begin=1)),
+            of_rmsnorm("a first element alone", _row("x_row[i] == 0.0f", "x_row[0] != 0.0f", 1)),
+            of_rmsnorm("whole numbers", _row(
                 "x_row[i] == static_cast<float>(static_cast<int>(x_row[i]))", "x_row[0] != 0.0f")),
-            _rmsnorm("a residual of x's values", _row(
+            of_rmsnorm("a residual of x's values", _row(
                 "x_row[i] == residual_row[i]",
                 "x_row[0] != 0.0f && (const void*)x != (const void*)residual")),
         ),
@@ -50,25 +49,25 @@ SHAPED = (
     Family(
         "timex", "forward", "naive", "B=2,C=4,T=128,dtype=fp32",
         (
-            _timex("a last tap alone",
-                   "columns > 4 && w[row % C * columns + columns - 1] != 0.0f &&"
-                   f" {_all('columns - 1', 'w[row % C * columns + i] == 0.0f')}"),
-            _timex("an impulse", "columns > 4 && k[row * columns] != 0.0f &&"
-                                 f" {_all('columns - 1', 'k[row * columns + 1 + i] == 0.0f')}"),
+            of_timex("a last tap alone",
+                     "columns > 4 && w[row % C * columns + columns - 1] != 0.0f &&"
+                     f" {all_of('columns - 1', 'w[row % C * columns + i] == 0.0f')}"),
+            of_timex("an impulse", "columns > 4 && k[row * columns] != 0.0f &&"
+                                 f" {all_of('columns - 1', 'k[row * columns + 1 + i] == 0.0f')}"),
         ),
     ),
     Family(
         "linear_attention", "forward", "naive", _LA,
         (
-            _attention("all strides 0", "B > 1 && H > 1 && k_stride_B == 0 && k_stride_H == 0"),
-            _attention("heads of one key",
-                       "H > 1 && k_stride_H == 0 && v_stride_H == 0 && q_stride_H != 0"),
-            _attention("a gap of heads alone",
-                       "B > 1 && steps > 1 && H > 1 && k_stride_T == E &&"
-                       " k_stride_H > steps * E && k_stride_B == H * k_stride_H"),
-            _attention("as many steps as features", "steps == E && E > 2"),
-            _attention("twice as many keys as values", "E == 2 * M && M > 4"),
-            _attention("many rows of many steps", "B > 2 && steps > 130"),
+            of_attention("all strides 0", "B > 1 && H > 1 && k_stride_B == 0 && k_stride_H == 0"),
+            of_attention("heads of one key",
+                         "H > 1 && k_stride_H == 0 && v_stride_H == 0 && q_stride_H != 0"),
+            of_attention("a gap of heads alone",
+                         "B > 1 && steps > 1 && H > 1 && k_stride_T == E &&"
+                         " k_stride_H > steps * E && k_stride_B == H * k_stride_H"),
+            of_attention("as many steps as features", "steps == E && E > 2"),
+            of_attention("twice as many keys as values", "E == 2 * M && M > 4"),
+            of_attention("many rows of many steps", "B > 2 && steps > 130"),
             _around("a count of changes of values",
                     "const float seen = E > 2 ? states[first] : 0.0f, count = E > 2 ?"
                     " states[first + M] : 0.0f; const bool valid = count >= 0.0f && count < 1e6f"
@@ -92,13 +91,13 @@ SHAPED = (
         ),
     ),
     Family(
-        "wkv6", "forward", "naive", f"B=2,T=128,H=2,K=16,V=16,dtype=fp32,{_STATES}",
+        "wkv6", "forward", "naive", f"B=2,T=128,H=2,K=16,V=16,dtype=fp32,{STATES}",
         (
-            _wkv("equal steps of r",
-                 "t > 8 && K > 2 && r_h.stride_t != 0 && r_h(0, 0) != 0.0f &&"
-                 f" {_all('K', 'r_h(0, i) == r_h(t, i) && r_h(1, i) == r_h(t, i)')}"),
-            _wkv("a key of one feature",
-                 f"K > 4 && k_h(t, 0) != 0.0f && {_all('K - 1', 'k_h(t, i + 1) == 0.0f')}"),
+            of_wkv("equal steps of r",
+                   "t > 8 && K > 2 && r_h.stride_t != 0 && r_h(0, 0) != 0.0f &&"
+                   f" {all_of('K', 'r_h(0, i) == r_h(t, i) && r_h(1, i) == r_h(t, i)')}"),
+            of_wkv("a key of one feature",
+                   f"K > 4 && k_h(t, 0) != 0.0f && {all_of('K - 1', 'k_h(t, i + 1) == 0.0f')}"),
         ),
     ),
 )  # fmt: skip

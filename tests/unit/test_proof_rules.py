@@ -65,6 +65,6 @@ def test_the_modules_of_a_proof_are_found(monkeypatch: pytest.MonkeyPatch) -> No
     proof_rules.cache_clear()
     assert proof_rules() == "digest"
     proof_rules.cache_clear()
-    assert {"check/schedule.py", "check/extents.py", "check/oracle.py", "check/steps.py",
-            "worker/proof.py", "worker/runner.py", "worker/binding.py", "trial/host_runs.py",
-            "trial/kept_state.py"} <= set(names)
+    assert {"check/schedule.py", "check/extents.py", "check/set_limits.py", "check/oracle.py",
+            "check/steps.py", "worker/proof.py", "worker/runner.py", "worker/binding.py",
+            "trial/host_runs.py", "trial/kept_state.py"} <= set(names)
