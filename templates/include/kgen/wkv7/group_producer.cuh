@@ -123,7 +123,7 @@ public:
 #pragma unroll
         for (int s = 0; s < kLaneSteps; ++s) {
             const Inputs now = inputs;
-            if (s + 1 < kLaneSteps) read_inputs(inputs, rows, own, s + 1);  // read early: else the reads would wait for all writes
+            if (s + 1 < kLaneSteps) read_inputs(inputs, rows, own, s + 1);  // else it waits for all writes
             bf16* at = rows + own.place(s);
             put_row<Pass::kTermsA>(at + 64 * GroupTiles::kA, at + 64 * kLow<kRowA>, now.a, product);
             float inverse[kLaneKeys];

@@ -5,7 +5,7 @@
 //
 //     bf16 rows[kSlots][192][64]   a slot per chunk; rows are steps, columns are keys
 //
-//         rows        inputs    rows scaled (group_producer.cuh)         without r
+//         rows        inputs    rows scaled (group_producer.cuh)          without r
 //         0 - 31      a         A                                         A, high term
 //         32 - 63     r         R, high term                              A, low term
 //         64 - 95     w         R, low term                               K, low term

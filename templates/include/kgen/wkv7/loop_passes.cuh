@@ -80,7 +80,7 @@ struct BackwardRoles {
 
 // y.
 struct ForwardOutputs : ForwardRoles {
-    static constexpr bool kFirst = false, kSecond = true;  // which outputs it stores; kFirst: also the states before all chunks
+    static constexpr bool kFirst = false, kSecond = true;  // kFirst: and the states before all chunks
     static constexpr bool kReadsR = true;
     // Numbers of bf16 terms: of each tensor's rows; of the operands of scores, of the state that x reads, of X, and of
     // `first`.
