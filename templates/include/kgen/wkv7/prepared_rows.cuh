@@ -15,7 +15,7 @@
 // Shared memory, V short for the padded value features:
 //
 //     float sa[kSteps][V], gsa[kSteps][V], v[kSteps][V], gy[kSteps][V]
-//     float keys[kSteps][kKeys][8]    d, k, b, dd/dw; d, scale * r, a, none; results replace d, k, b, a and the last word
+//     float keys[kSteps][kKeys][8]    d, k, b, dd/dw; d, scale * r, a, none; results replace d, k, b, a, none
 //
 // Each load has 16 bytes: a run of value features, or the inputs of a key for one direction. Beyond the last step
 // decays are 1, and all else is zero.

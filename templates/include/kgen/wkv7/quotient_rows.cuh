@@ -48,8 +48,8 @@
 //     float scores[2][4][32][32]        replace the rows: with rows late steps and columns early ones, and
 //                                       transposed; each rk, rb, ak, ab. A row has two halves of 16 steps, in the order
 //                                       2q, 2q + 1, 8 + 2q, 9 + 2q, swizzled.
-//     float own[warps][kOwn]            G [16][kPitch] of fp32, or the scales of S and G [2][kPitch]; later, by tile and
-//                                       lane, c_t and d log(d_t) / dw_t [2][4][32][4]
+//     float own[warps][kOwn]            G [16][kPitch] of fp32, or the scales of S and G [2][kPitch]; later, by tile
+//                                       and lane, c_t and d log(d_t) / dw_t [2][4][32][4]
 //     Value inputs[warps][5][2][16][16] r, k, a, b, w of a warp, then its results
 //
 // Synchronisation: three block barriers, and one more where results are checked for NaN and Inf. If any is not finite,

@@ -34,7 +34,7 @@
 //     float scores[3][3][16][16]         slot, matrix (StepTile)
 //     float inverse[2][16][16]           (StepTile)
 //     float triangle[2][16][16]          A B^T
-//     float decay[3][Keys]               order of eight keys: 0 4 1 5 2 6 3 7, the columns of the state's accumulators
+//     float decay[3][Keys]               keys of a tile: 0 4 1 5 2 6 3 7, as the state's accumulators
 //     float sums[warps with keys][4][32][4]                    fragment, lane: a warp's keys' part of the scores; with
 //                                                              inputs in fp32 it replaces the inputs instead
 //     W w and r, k, a, b [warps][tiles of a warp][Stages]      copies of the inputs, 16 keys each (tile_copier.cuh)
