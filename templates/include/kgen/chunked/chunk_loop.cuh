@@ -357,7 +357,7 @@ protected:
         factors_.factor(slot, a, a + kKeyTile);
     }
 
-    // The numbers of a chunk whose copies by this thread have landed.
+    // Computes the norm key's numbers of a chunk, once this thread's copies of them have arrived.
     KGEN_DEVICE void finish_norm_key(int chunk) {
         if (chunk < chunks_) norm_key_.finish(chunk % Stages, chunk < whole_ ? Chunk : last_);
     }

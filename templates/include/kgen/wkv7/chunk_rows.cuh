@@ -64,8 +64,8 @@ protected:  // ChunkRowsLoop uses these too
     using Copier = TileCopier<Value, Config::kVec>;
     using CopierW = TileCopier<W, Config::kVec>;
     static constexpr int kTile = Copier::kElements;
-    // Blocks of 16 value features that are loaded at a time: two where there are more than four blocks, or more than
-    // two with low terms. Four at a time would then spill, without low terms on sm_120.
+    // Blocks of 16 value features that are loaded at a time. Four at a time would spill with low terms; without them
+    // they would spill on sm_120 if there are more than four blocks.
     static constexpr int kGroup = Buffers::kBlocks <= (kPrecise ? 2 : 4) ? Buffers::kBlocks : 2;
     using Half = float[4];         // of a lane: [2 * key + step]
     using Steps = float[2][4];     // both halves

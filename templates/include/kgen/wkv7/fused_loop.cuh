@@ -38,8 +38,8 @@ public:
 
     // tensors_of(block, N, T, H) returns the Tensors of a block. Each warpgroup calls it for itself, with an opaque
     // block number: otherwise the addresses of all tensors would take registers in all warpgroups. The step-by-step
-    // repetition passes opaque N, T and H as well: with empty inline assembly alone, ptxas would recognise the same
-    // products of strides and keep them in registers.
+    // repetition passes opaque N, T and H as well: with empty inline assembly alone, ptxas would find the same
+    // products again and keep them in registers.
     template <class TensorsOf>
     static KGEN_DEVICE void run(i64 N, i64 T, i64 H, TensorsOf tensors_of) {
         const int group = warpgroup_rank();
