@@ -114,7 +114,7 @@ public:
             store<Cache::evict_last>(reinterpret_cast<Vec<u32, 2>*>(there + half * kEightRows),
                                      quad_of_row<T>(left, right, half));
     }
-    // Called by the consumers: writes the remainders of one tile, two from (key, value) on and two from (key + 8, value).
+    // Called by the consumers: writes the remainders of one tile, two from (key, value) on, two from (key + 8, value).
     KGEN_DEVICE void put_remainders(int round, int key, int value, const float (&tile)[4]) const {
         T* there = sum(round, true, rank_) + offset(key, value);
 #pragma unroll
