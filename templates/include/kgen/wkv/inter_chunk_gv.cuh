@@ -55,8 +55,8 @@ public:
         store(keys_ + key0, kKeyStride, kKeyPlane, a);
     }
 
-    // sums[n]: (step g, values 8 f + {2q, 2q + 1}), then the same of step g + 8, for each existing fragment f = tile +
-    // n * Stride. One chain of products suffices: what it truncates is far below a rounding to 16 bits.
+    // sums[n]: (step g, values 8 f + {2q, 2q + 1}), then the same of step g + 8, for each existing fragment
+    // f = tile + n * Stride. One chain of products suffices: what it truncates is far below a rounding to 16 bits.
     template <int Stride, int Count>
     KGEN_DEVICE void multiply(int tile, float (&sums)[Count][4]) const {
 #pragma unroll

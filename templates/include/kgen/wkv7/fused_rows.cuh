@@ -1,8 +1,8 @@
 // The two warpgroups of fused_loop.cuh that compute gr and ga (late rows), and gb and gk (early rows), of a chunk of 32
 // steps of wkv7.
 //
-// With E = [R; A], F = [B; K], Y = [gy; gsa], Z = [sa; v], S the state before the chunk, X = diag(P_32) G, and D = Y
-// Z^T with a causal mask (rows of gy keep their own and earlier steps, rows of gsa keep earlier steps):
+// With E = [R; A], F = [B; K], Y = [gy; gsa], Z = [sa; v], S the state before the chunk, X = diag(P_32) G,
+// and D = Y Z^T with a causal mask (rows of gy keep their own and earlier steps, rows of gsa keep earlier steps):
 //
 //     [gR; gA] = Y S^T + D F        gr_t = scale P_t gR_t     ga_t = P_{t-1} gA_t
 //     [gB; gK] = Z X^T + D^T E      gb_t = gB_t / P_t         gk_t = gK_t / P_t

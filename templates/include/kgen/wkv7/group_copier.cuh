@@ -21,7 +21,7 @@ class GroupCopier {
     static constexpr int kVec = min(Vec, 16 / static_cast<int>(sizeof(T)));
     static constexpr int kPerRow = GroupTiles::kColumns / kVec, kCopies = Rows * kPerRow / Threads;
     static constexpr int kSweep = Threads / kPerRow;  // rows that all threads copy at once; 0: less than one row
-    static constexpr bool kWholeRows = kSweep > 0;  // a row number = sweep * kSweep + row: separate bits
+    static constexpr bool kWholeRows = kSweep > 0;  // row = n * kSweep + rest: n and rest in separate bits
     static constexpr int kUnrolled = min(kCopies, kCopies <= 8 ? 4 : 1);  // the addresses of more would spill
 
 public:

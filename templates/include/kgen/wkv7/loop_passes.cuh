@@ -21,7 +21,7 @@
 //
 //     in time: S = diag(P) (S + q^T c + p^T first)          from the last: S = diag(P) S, before all products
 //
-// Low terms: a gradient sums over value features, and all of these products contain operands that were rounded once per
+// Low terms: a gradient sums over value features, and all terms of this sum contain values that were rounded once per
 // key. With inputs of one sign such errors add up. Loops whose results are summed in this way therefore keep two terms
 // of all rows that read or update a state, and of the operands of scores.
 #pragma once

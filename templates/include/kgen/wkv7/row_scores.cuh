@@ -228,8 +228,8 @@ public:
         multiply<1>(sums, a[0], a[1], b);
     }
 
-    // Adds the products of eight of 16 columns: k = q and q + 4 of a fragment are columns 4q + 2 * kPart and 4q + 2 *
-    // kPart + 1.
+    // Adds the products of eight of 16 columns: k = q and q + 4 of a fragment are columns 4q + 2 * kPart and
+    // 4q + 2 * kPart + 1.
     template <int kPart>
     static KGEN_DEVICE void multiply(float (&sums)[4], const Four& a_low, const Four& a_high, const Four& b) {
         constexpr int x = 2 * kPart;

@@ -16,8 +16,8 @@ namespace kgen {
 template <bool Returned, bool Pairs = false>
 struct HalvingProducts {};
 
-// TF32 operands of 8 * Parts keys: words q and q + 4 of a part are k = q and q + 4. `of_sums` has the keys 2q and 2q +
-// 1 there, so rows that are multiplied with a state are stored with the even ones of eight keys first.
+// TF32 operands of 8 * Parts keys: words q and q + 4 of a part are k = q and q + 4. `of_sums` has the keys 2q and
+// 2q + 1 there, so rows that are multiplied with a state are stored with the even ones of eight keys first.
 template <bool Split, int Parts>
 struct WordOperands {
     static constexpr int kStep = 8 * Parts;
@@ -119,8 +119,8 @@ struct CopiedRows<float, Scorer> {
     using Type = Scorer;
 };
 
-// Which of eight rows becomes row `row` of an operand. With Pairs, rows 2q and 2q + 1 of the operand are rows q and q +
-// 4: this applies to the keys of the state's columns and to the steps of V.
+// Which of eight rows becomes row `row` of an operand. With Pairs, rows 2q and 2q + 1 of the operand are rows q and
+// q + 4: this applies to the keys of the state's columns and to the steps of V.
 template <bool Pairs>
 KGEN_DEVICE int operand_row(int row) {
     return Pairs ? row / 2 + row % 2 * 4 : row;

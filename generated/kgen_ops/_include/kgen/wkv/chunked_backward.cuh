@@ -61,8 +61,8 @@ struct ChunkedBackward {
     static constexpr int kSlices = C::kKeySlices * C::kValueSlices;
     static constexpr int kSums = C::kValueSlices * C::kHeadKeys;  // of gu, per chunk and head
 
-    // One block writes the state before each chunk and, unless kSequential, the gradient of the state after it, each [B
-    // * H, chunks, K / 16, V / 8, 32, 4] for padded K and V. The states of sequences are [N, H, K, V] or null.
+    // One block writes the state before each chunk and, unless kSequential, the gradient of the state after it, each
+    // [B * H, chunks, K / 16, V / 8, 32, 4] for padded K and V. The states of sequences are [N, H, K, V] or null.
     static KGEN_DEVICE void write_states(const Offset* offsets, i64 N, i64 H, i64 steps,
                                          const Tensors& tensors, const float* initial_state,
                                          const float* gfinal_state, float* ginitial_state,

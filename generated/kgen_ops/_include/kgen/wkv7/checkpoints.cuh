@@ -1,9 +1,9 @@
 // Checkpoints of wkv7's backward pass in workspaces: S before and G after every chunk of Steps steps, and the sums over
 // keys (sa, gsa) of every step.
 //
-// Chunk c has the steps from c * Steps on of its sequence; the last one may be shorter. Each batch row has ceil(T /
-// Steps) chunks. A packed sequence may begin at any step `first`: the first chunk of sequence n has number first /
-// Steps + n, out of T / Steps + N, which leaves some numbers unused.
+// Chunk c has the steps from c * Steps on of its sequence; the last one may be shorter. Each batch row has
+// ceil(T / Steps) chunks. A packed sequence may begin at any step `first`: the first chunk of sequence n has number
+// first / Steps + n, out of T / Steps + N, which leaves some numbers unused.
 #pragma once
 
 #include "kgen/wkv7/decay.cuh"

@@ -184,8 +184,8 @@ private:
     };
     KGEN_DEVICE bool late() const { return opaque(is_late_) != 0; }
     KGEN_DEVICE int first_key() const { return late() ? 0 : 32; }
-    // E before a chunk (earlier in time); end_of(chunk + 1) is E of the chunk processed before, as two places
-    // alternate.
+    // E before `chunk` in time. end_of(chunk + 1) is the E stored for the chunk processed before, as two places
+    // alternate: that is E after `chunk`.
     KGEN_DEVICE Two end_of(int chunk, int key) const {
         Two sum = {};
 #pragma unroll

@@ -328,7 +328,7 @@ private:
     }
 
     KGEN_DEVICE void write(int chunk, Accumulators& output, float& nonfinite) const {
-        // The output's addresses are computed here, as they take registers that the inverse needs.
+        // The output's addresses are computed only here: kept longer, they would take registers that the inverse needs.
         if constexpr (Pass::kSecond) {
             ColumnOutput<Config::kVec, Direction::forward> outputs(*this, 16 * warp_in_warpgroup(),
                                                                    i64{chunk} * kChunk);

@@ -68,8 +68,8 @@ struct StepTile {
     static constexpr int kSquare = 256;  // words of 16 rows
 };
 
-// Which of eight steps, or keys, column `column` of an accumulator stands for: columns 2q and 2q + 1, which become k =
-// q and q + 4 of an operand A, stand for q and q + 4.
+// Which of eight steps, or keys, column `column` of an accumulator stands for: columns 2q and 2q + 1, which become
+// k = q and q + 4 of an operand A, stand for q and q + 4.
 KGEN_DEVICE int of_column(int column) { return column / 2 + column % 2 * 4; }
 
 // The tiles in shared memory. Keys: number of keys of a head; Warps: number of producer warps; Sums: whether the warps'
