@@ -99,8 +99,8 @@ KGEN_DEVICE void backward_rv(i64 T, i64 H, const Offset* cu_seqlens, Rows<const 
     }
 }
 
-// One block computes gk, gw and parts of gu of kKeys keys of a head. put_w(span, t, h, key, gw, writes) receives gw_t in
-// all threads of the key, one of which writes.
+// One block computes gk, gw and parts of gu of kKeys keys of a head. put_w(span, t, h, key, gw, writes) receives gw_t
+// in all threads of the key, one of which writes.
 template <class PutW>
 KGEN_DEVICE void backward_kw(i64 T, i64 H, const Offset* cu_seqlens, Rows<const Value> gy,
                              Rows<const Value> r, Rows<const Value> k, Rows<const Value> v,

@@ -1,8 +1,8 @@
-// digest: 6e47e257c7b3
+// digest: 4f63a543640d
 // Rendered by kgen from templates/wkv/backward_chunk_halving_segments.cu.jinja
 // config: chunk_halving_segments(copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=5)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
-// wkv5 and wkv6 backward for few heads: backward_chunk_halving with segments of T that run at the same time; bf16, also w.
+// wkv5 and wkv6 backward for few heads: backward_chunk_halving with segments of T that run concurrently; bf16, also w.
 //
 //     wkv_segment_states      what each segment adds to the state and to its gradient, and its product of decays
 //     wkv_backward_states     loops over the steps of a segment with the state, and writes it before every 16 steps
