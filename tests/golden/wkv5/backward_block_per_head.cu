@@ -38,9 +38,9 @@ struct Config {
     static constexpr int kTokens = 4;    // steps per barrier
     static constexpr int kStages = 1;    // buffers of kTokens steps in shared memory
     static constexpr int kVec = 2;          // elements per copy
-    static constexpr int kCheckpointSteps = 16;  // between two checkpoints
+    static constexpr int kCheckpointSteps = 16;  // steps between two checkpoints
     static constexpr int kKeySplit = 8;  // threads that share a key of wkv_backward_kw
-    static constexpr int kKeys = 8;           // keys of a block of it
+    static constexpr int kKeys = 8;           // keys of a block of wkv_backward_kw
 };
 
 using LoopR = kgen::wkv::StateColumns<Config, Direction::forward, kV, false>;  // columns: keys
@@ -55,7 +55,7 @@ constexpr int kReduceThreads = 128;
 
 static_assert(kK % Config::kVec == 0 && kV % Config::kVec == 0, "copies must end with a row");
 
-// By one block: gr of kColumns keys of a head, or gv of kColumns value features.
+// One block computes gr of kColumns keys of a head, or gv of kColumns value features.
 KGEN_DEVICE void backward_rv(i64 T, i64 H, const Offset* cu_seqlens, Rows<const Value> gy,
                              Rows<const Value> r, Rows<const Value> k, Rows<const Value> v,
                              Rows<const W> w, const U* u, const float* initial_state,
@@ -99,8 +99,8 @@ KGEN_DEVICE void backward_rv(i64 T, i64 H, const Offset* cu_seqlens, Rows<const 
     }
 }
 
-// By one block: gk, gw and parts of gu of kKeys keys of a head. put_w(span, t, h, key, gw, writes) gets gw_t in all
-// threads of the key, one of which writes.
+// One block computes gk, gw and parts of gu of kKeys keys of a head. put_w(span, t, h, key, gw, writes) receives gw_t
+// in all threads of the key, one of which writes.
 template <class PutW>
 KGEN_DEVICE void backward_kw(i64 T, i64 H, const Offset* cu_seqlens, Rows<const Value> gy,
                              Rows<const Value> r, Rows<const Value> k, Rows<const Value> v,

@@ -26,7 +26,7 @@ using kgen::wkv::step_pointer;
 using kgen::wkv::step_rows;
 
 constexpr int kStages = 3;         // buffers of 32 steps in shared memory, first kernel
-constexpr int kCopyBytes = 16;  // of one asynchronous copy
+constexpr int kCopyBytes = 16;  // bytes of one asynchronous copy
 constexpr bool kPdl = false;              // programmatic dependent launch
 constexpr bool kPacked = kgen::kPresent<Offset>;
 
@@ -37,7 +37,7 @@ struct Config {
     static constexpr bool kPerStep = false;                  // w is [B, T, H, K], not [H, K]
     static constexpr int kK = 64;
     static constexpr int kV = 64;
-    static constexpr int kGroups = 3;  // of warps, which take chunks in turn
+    static constexpr int kGroups = 3;  // groups of warps, which take chunks in turn
     static constexpr int kVec = kCopyBytes / static_cast<int>(sizeof(Value));
     static constexpr int kTerms = 2;  // bf16 terms of the state's gradient in products with v and S
     static constexpr bool kRowCopies = true;  // copies and writes are of whole rows

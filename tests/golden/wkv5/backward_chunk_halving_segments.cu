@@ -1,7 +1,7 @@
 // Rendered by kgen from templates/wkv/backward_chunk_halving_segments.cu.jinja
 // config: chunk_halving_segments(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, segments=8)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
-// wkv5 and wkv6 backward for few heads: as backward_chunk_halving, with segments of T side by side; bf16, also w.
+// wkv5 and wkv6 backward for few heads: backward_chunk_halving with segments of T that run concurrently; bf16, also w.
 //
 //     wkv_segment_states      what each segment adds to the state and to its gradient, and its product of decays
 //     wkv_backward_states     loops over the steps of a segment with the state, and writes it before every 16 steps
@@ -32,9 +32,9 @@ using kgen::wkv::span_of;
 using kgen::wkv::step_pointer;
 using kgen::wkv::step_rows;
 
-constexpr int kSegments = 8;     // of T
+constexpr int kSegments = 8;     // segments of T
 constexpr int kStages = 3;         // buffers of 32 steps in shared memory, second kernel
-constexpr int kCopyBytes = 16;  // of one asynchronous copy
+constexpr int kCopyBytes = 16;  // bytes of one asynchronous copy
 constexpr bool kPdl = false;              // programmatic dependent launch
 constexpr bool kPacked = kgen::kPresent<Offset>;
 
@@ -45,7 +45,7 @@ struct Config {
     static constexpr bool kPerStep = false;                  // w is [B, T, H, K], not [H, K]
     static constexpr int kK = 64;
     static constexpr int kV = 64;
-    static constexpr int kGroups = 3;  // of warps, which take chunks in turn
+    static constexpr int kGroups = 3;  // groups of warps, which take chunks in turn
     static constexpr int kVec = kCopyBytes / static_cast<int>(sizeof(Value));
     static constexpr int kTerms = 2;  // bf16 terms of the state's gradient in products with v and S
     static constexpr bool kRowCopies = false;  // copies and writes are of whole rows
@@ -94,8 +94,8 @@ KGEN_DEVICE void sum_groups(i64 block, const float* parts, i64 N, i64 H, Target*
                                                 i64{kSegments * Config::kGroups}, to);
 }
 
-// By one block: what a segment adds to the state (of k and v), or to its gradient (of r and gy), for up to 64 value
-// features of a head.
+// One block computes what a segment adds to the state (from k and v), or to its gradient (from r and gy), for up to 64
+// value features of a head.
 template <bool Gradient>
 KGEN_DEVICE void sum_segment(i64 N, i64 T, i64 H, const Offset* cu_seqlens, const Rows<const Value>& keys,
                              const Rows<const Value>& values, const Rows<const W>& w, float* sums, float* decays,

@@ -6,7 +6,7 @@
 //     wkv_backward_states  loops over the steps, forward with the state and backward with its gradient, and writes
 //                          both at the ends of chunks
 //     wkv_backward_chunks  all gradients of a chunk from these; one block per chunk, or, if kSequential, one block
-//                          per head that loops backward over its chunks and passes the state's gradient on itself
+//                          per head that loops backward over its chunks and carries the state's gradient along
 //     wkv_backward_reduce  gu, and wkv5's gw
 //
 // Shared memory and barriers: kgen/wkv/state_loop.cuh, kgen/wkv/chunk_memory.cuh.
@@ -29,8 +29,8 @@ constexpr int kK = 64;
 constexpr int kV = 64;
 constexpr int kChunk = 64;                     // steps between two checkpoints
 constexpr int kBlockV = 64;                  // value features of a block, first kernel
-constexpr int kStages = 4;                   // buffers of 32 steps in its shared memory
-constexpr int kCopyBytes = 16;            // of one asynchronous copy
+constexpr int kStages = 4;                   // buffers of 32 steps in shared memory, first kernel
+constexpr int kCopyBytes = 16;            // bytes of one asynchronous copy
 constexpr int kMinBlocks = 1;            // blocks per SM that registers leave room for
 constexpr bool kSequential = true;   // one block per head loops over its chunks
 constexpr int kStaggerKcycles = 40;  // delay of an SM's later blocks
@@ -170,8 +170,8 @@ wkv_backward_chunks(const Value* __restrict__ gy,            // [B, T, H, V]
         chunk.clear_padding();
         chunk_gradients(chunk, index, states + offset, gradients + offset);
     } else {
-        // Backward over the head's chunks. Between two of them the gradient of the state lies in `gradients`:
-        // scores take all registers. A thread reads what it wrote itself, which needs no barrier.
+        // Loops backward over the head's chunks. Between two chunks the gradient of the state lies in `gradients`,
+        // because the scores take all registers. A thread reads only what it wrote itself, which needs no barrier.
         const auto gradient = [&] { return gradients + Config::state_offset(blockIdx.x, 1, 0); };
         const i64 state = i64{head} * kK * kV;
         const float* last_gradient =
@@ -189,8 +189,8 @@ wkv_backward_chunks(const Value* __restrict__ gy,            // [B, T, H, V]
         Gradients{tensors, &shared_index, scale}.clear_padding();
         if (index.chunk >= 0) Gradients{tensors, &shared_index, scale}.copy_keys(index);
         if constexpr (kPdl) kgen::griddepcontrol_wait(states);
-        // Two blocks of an SM go through the same phases, which use different units: in step they would compete
-        // for one unit after the other.
+        // Two blocks of an SM go through the same phases, which use different units. If they ran in step, they would
+        // compete for one unit after the other.
         if constexpr (kStaggerKcycles > 0)
             if (static_cast<int>(blockIdx.x) >= kgen::sm_count())
                 kgen::sleep_cycles(1000 * kStaggerKcycles);

@@ -2,7 +2,7 @@
 // config: chunk_loop_slices(copy_bytes=16, min_blocks=1, chunk=32, block_v=64, stages=3, sequential_chunks=false, key_slices=2, value_slices=2)
 // problem: K=256, V=256, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 backward on tensor cores, in slices: a block has K / key_slices keys and V / value_slices values of a
-// head, whose state would exceed a block's shared memory. All sums are in a fixed order.
+// head, for heads whose whole state would exceed a block's shared memory. All sums are in a fixed order.
 //
 //     wkv_backward_states      loops over the steps, forward with the state and backward with its gradient, and writes
 //                              both at the ends of chunks
@@ -30,8 +30,8 @@ constexpr int kK = 256 / kKeySlices;                // of a block
 constexpr int kV = 256 / kValueSlices;              // of a block
 constexpr int kChunk = 32;                     // steps between two checkpoints
 constexpr int kBlockV = 64;                  // value features of a block, first kernel
-constexpr int kStages = 3;                   // buffers of 32 steps in its shared memory
-constexpr int kCopyBytes = 16;            // of one asynchronous copy
+constexpr int kStages = 3;                   // buffers of 32 steps in shared memory, first kernel
+constexpr int kCopyBytes = 16;            // bytes of one asynchronous copy
 constexpr int kMinBlocks = 1;            // blocks per SM that registers leave room for
 constexpr bool kSequential = false;   // one block per head loops over its chunks
 constexpr int kStaggerKcycles = 0;  // delay of an SM's later blocks

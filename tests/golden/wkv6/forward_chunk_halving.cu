@@ -29,7 +29,7 @@ constexpr int kKeyWarps = 1;      // warps that split the keys of these features
 constexpr int kStages = 5;           // chunks in shared memory
 constexpr int kBuffers = 2;         // for rows with decays
 constexpr int kLaneKeys = 1;      // whose decays a lane has: 1 in 16 steps, or 2 in 4 steps
-constexpr int kCopyBytes = 16;    // of one asynchronous copy
+constexpr int kCopyBytes = 16;    // bytes of one asynchronous copy
 constexpr int kSegments = 1;       // parts of T, one block each
 constexpr int kMinBlocks = 2;    // blocks per SM that registers leave room for
 

@@ -1,7 +1,7 @@
 // Rendered by kgen from templates/wkv/forward_warp_specialized_segments.cu.jinja
 // config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
-// wkv5 and wkv6 forward for few heads: as forward_warp_specialized, with segments of T side by side; bf16.
+// wkv5 and wkv6 forward for few heads: forward_warp_specialized with segments of T that run at the same time; bf16.
 //
 //     wkv_segment_states  the state each segment but the last one adds, and its product of decays
 //     wkv_forward         y; where an output is not finite, all steps up to it once more, one by one

@@ -35,9 +35,9 @@ struct Config {
     static constexpr int kTokens = 4;    // steps per barrier
     static constexpr int kStages = 1;    // buffers of kTokens steps in shared memory
     static constexpr int kVec = 1;          // elements per copy
-    static constexpr int kSteps = 8;      // of a chunk
+    static constexpr int kSteps = 8;      // steps of a chunk
     static constexpr int kKeySplit = 8;  // threads that share a key of wkv7_backward_rows
-    static constexpr int kKeys = 8;           // keys of a block of it
+    static constexpr int kKeys = 8;           // keys of a block of wkv7_backward_rows
 };
 
 constexpr int kSize = Config::kK * Config::kV;

@@ -32,12 +32,12 @@ struct Config {
     static constexpr int kV = 128;
     static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;  // of w
     static constexpr int kWarps = 1;      // of the first kernel
-    static constexpr int kStages = 2;    // its buffers of 16 steps in shared memory
+    static constexpr int kStages = 2;    // buffers of 16 steps in shared memory, first kernel
     static constexpr int kVec = 8;          // elements per copy
-    static constexpr int kSteps = 16;               // of a chunk
-    static constexpr int kRowWarps = 4;  // of wkv7_backward_rows, 16 keys each
-    static constexpr int kRowChunks = 4;   // its chunks, one after the other
-    // 3xTF32: the gradient of the state is fp32, or the others are finer than bf16
+    static constexpr int kSteps = 16;               // steps of a chunk
+    static constexpr int kRowWarps = 4;  // warps of wkv7_backward_rows, 16 keys each
+    static constexpr int kRowChunks = 4;   // chunks of a block, one after the other
+    // 3xTF32: if the gradient of the state is returned (fp32), or the other gradients are finer than bf16
     static constexpr bool kSplit = kInitialState || !kgen::wkv7::kCoarse<Value>;
 };
 

@@ -35,9 +35,9 @@ struct Config {
     static constexpr int kTokens = 4;    // steps per barrier
     static constexpr int kStages = 1;    // buffers of kTokens steps in shared memory
     static constexpr int kVec = 2;          // elements per copy
-    static constexpr int kSteps = 16;               // of a chunk
-    static constexpr int kRowWarps = 4;  // of wkv7_backward_rows, 16 keys each
-    static constexpr int kRowChunks = 1;   // its chunks, one after the other
+    static constexpr int kSteps = 16;               // steps of a chunk
+    static constexpr int kRowWarps = 4;  // warps of wkv7_backward_rows, 16 keys each
+    static constexpr int kRowChunks = 1;   // chunks of a block, one after the other
 };
 
 constexpr int kSize = Config::kK * Config::kV;

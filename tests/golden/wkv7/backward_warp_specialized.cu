@@ -18,7 +18,7 @@ namespace {
 using Value = kgen::bf16;
 using W = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
-using State = kgen::fp16;  // of the states in workspaces, which have scales
+using State = kgen::fp16;  // dtype of the states in workspaces, which have scales
 using kgen::i64;
 using kgen::wkv7::dense_rows;
 using kgen::wkv7::Rows;
@@ -33,17 +33,17 @@ struct Config {
     static constexpr int kV = 128;
     static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;  // of w
     static constexpr int kWarps = 8;         // consumers of the first kernel, 16 value features each
-    static constexpr int kRowWarps = 4;  // its producers
-    static constexpr int kStages = 2;       // its chunks of inputs in shared memory
+    static constexpr int kRowWarps = 4;  // producers of the first kernel
+    static constexpr int kStages = 2;       // chunks of inputs in shared memory, first kernel
     static constexpr int kVec = 8;             // elements per copy
     static constexpr bool kRowCopies = 0 != 0;  // whether warps copy rows for each other
-    static constexpr int kSteps = 32;               // of a chunk
+    static constexpr int kSteps = 32;               // steps of a chunk
 };
 
-// Of wkv7_backward_rows.
+// Configuration of wkv7_backward_rows.
 struct RowsConfig : Config {
-    static constexpr int kRowWarps = 8;  // of a block, with 16 keys each
-    static constexpr int kRowChunks = 1;   // of a block, one after the other
+    static constexpr int kRowWarps = 8;  // warps of a block, with 16 keys each
+    static constexpr int kRowChunks = 1;   // chunks of a block, one after the other
 };
 
 static_assert(sizeof(W) == 2, "gradients of steps are bf16");

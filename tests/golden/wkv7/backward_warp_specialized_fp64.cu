@@ -31,15 +31,15 @@ struct Config {
     static constexpr int kK = 64;
     static constexpr int kV = 64;
     static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;  // of w
-    static constexpr int kSteps = 16;               // of a chunk
+    static constexpr int kSteps = 16;               // steps of a chunk
     static constexpr int kWarps = 4;         // consumers of the first kernel, 16 value features each
-    static constexpr int kRowWarps = 4;  // its producers
+    static constexpr int kRowWarps = 4;  // producers of the first kernel
     static constexpr int kVec = 8;             // elements per load
 };
 
-// Of wkv7_backward_rows.
+// Configuration of wkv7_backward_rows.
 struct RowsConfig : Config {
-    static constexpr int kRowWarps = 4;  // of a block, with 16 keys each
+    static constexpr int kRowWarps = 4;  // warps of a block, with 16 keys each
 };
 
 constexpr int kSize = Config::kK * Config::kV;

@@ -1,13 +1,14 @@
 // Rendered by kgen from templates/wkv7/backward_warp_specialized_segments.cu.jinja
 // config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk=32, chunk_warps=4, chunk_blocks=2, state_bytes=2, quotients=1, segments=4, state_warps=4, state_blocks=2, state_row_warps=4)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
-// wkv7 backward for few heads: as backward_warp_specialized, with segments of T side by side; bf16.
+// wkv7 backward for few heads: backward_warp_specialized with segments of T that run at the same time; bf16.
 //
-//     wkv7_segment_states    forward in time: the transition of each segment, and the state that it leaves of a zero
-//                            state; backward in time, by other blocks: the gradient that it leaves of a zero gradient
-//     wkv7_segment_scan      the state before each segment, and the gradient of the state behind it
+//     wkv7_segment_states    forward in time: the transition matrix of each segment, and the state after it if the
+//                            state before it is zero; backward in time, by other blocks: the gradient before the
+//                            segment if the gradient after it is zero
+//     wkv7_segment_scan      the state before each segment, and the gradient of the state after it
 //     wkv7_backward_columns  tensor cores: sa and the states before all chunks; gsa, gv and the gradients of the states
-//                            after all chunks; where one is not finite, all steps that lead to it once more, one by one
+//                            after all chunks; if one is not finite, all steps that lead to it again, one by one
 //     wkv7_backward_rows     tensor cores: gr, gw, gk, ga and gb, all chunks in parallel
 //
 // Formulas, shared memory and barriers: kgen/wkv7/segments.cuh, kgen/wkv7/specialized_loop.cuh,
@@ -22,7 +23,7 @@ namespace {
 using Value = kgen::bf16;
 using W = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
-using State = kgen::fp16;  // of the states in workspaces, which have scales
+using State = kgen::fp16;  // dtype of the states in workspaces, which have scales
 using kgen::i64;
 using kgen::wkv7::dense_rows;
 using kgen::wkv7::Rows;
@@ -31,9 +32,9 @@ using kgen::wkv::span_of;
 using kgen::wkv7::step_pointer;
 
 constexpr bool kFinalState = kgen::kPresent<kgen::none>;
-constexpr int kSegments = 4;        // of T
+constexpr int kSegments = 4;        // segments of T
 constexpr int kStateWarps = 4;   // consumers of the first kernel, 16 columns each
-constexpr int kStateRowWarps = 4;  // its producers
+constexpr int kStateRowWarps = 4;  // producers of the first kernel
 
 template <int Warps, int RowWarps, bool RowCopies = false>
 struct ConfigOf {
@@ -47,14 +48,14 @@ struct ConfigOf {
     static constexpr int kStages = 2;  // chunks of inputs in shared memory
     static constexpr int kVec = 8;        // elements per copy
     static constexpr bool kRowCopies = RowCopies;  // whether warps copy rows for each other
-    static constexpr int kSteps = 32;    // of a chunk of wkv7_backward_rows
+    static constexpr int kSteps = 32;    // steps of a chunk of wkv7_backward_rows
 };
 using Config = ConfigOf<4, 4, 0 != 0>;
 
-// Of wkv7_backward_rows.
+// Configuration of wkv7_backward_rows.
 struct RowsConfig : Config {
-    static constexpr int kRowWarps = 4;  // of a block, with 16 keys each
-    static constexpr int kRowChunks = 1;   // of a block, one after the other
+    static constexpr int kRowWarps = 4;  // warps of a block, with 16 keys each
+    static constexpr int kRowChunks = 1;   // chunks of a block, one after the other
 };
 
 static_assert(sizeof(W) == 2, "gradients of steps are bf16");
@@ -72,7 +73,7 @@ using Backward = kgen::wkv7::SpecializedLoop<Config, PassOf<kgen::wkv7::Backward
                                              0 != 0, Config::kSteps>;
 constexpr int kValueBlocks = kgen::ceil_div(Config::kV, Forward::kColumns);
 
-// Of the first kernel. Blocks of gradients have no columns of transitions, and may have fewer consumers.
+// The first kernel. Blocks that compute gradients have no columns of transition matrices, and may have fewer consumers.
 using Columns = kgen::wkv7::SegmentColumns<Config::kK, Config::kV>;
 using GradientColumns = kgen::wkv7::GradientColumns<Config::kK, Config::kV>;
 constexpr int kGradientWarps = kgen::min(kStateWarps, Columns::kValueTiles);
@@ -85,7 +86,7 @@ using GradientLoop = kgen::wkv7::SpecializedLoop<ConfigOf<kGradientWarps, kState
 
 constexpr int kScanThreads = 256;
 
-// A block of one of the directions. Segments begin where wkv7_backward_rows has chunks.
+// The segment of a block of one direction. Segments begin where chunks of wkv7_backward_rows begin.
 template <int Launched, int PerSegment>
 using SegmentBlock = kgen::wkv::SegmentBlock<kSegments, Launched, PerSegment, Config::kSteps>;
 
@@ -115,7 +116,7 @@ wkv7_segment_states(const Value* __restrict__ gy,            // [B, T, H, V]
                     i64 k_stride_B, i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T,
                     i64 v_stride_H, i64 a_stride_B, i64 a_stride_T, i64 a_stride_H, i64 b_stride_B,
                     i64 b_stride_T, i64 b_stride_H, float scale) {
-    // 1. Blocks of gradients come first, as in wkv7_backward_columns.
+    // 1. Blocks that compute gradients come first, as in wkv7_backward_columns.
     const int gradient_blocks =
         static_cast<int>(gridDim.x) / (kStateBlocks + kGradientBlocks) * kGradientBlocks;
     const int number = static_cast<int>(blockIdx.x);
@@ -148,7 +149,7 @@ wkv7_segment_states(const Value* __restrict__ gy,            // [B, T, H, V]
         });
         return;
     }
-    // 2b. Forward in time: all segments but the last. Nothing reads the first one's transition.
+    // 2b. Forward in time: all segments but the last. Nothing reads the first segment's transition matrix.
     const SegmentBlock<kSegments - 1, kStateBlocks> block(number - gradient_blocks);
     const int first_tile = block.columns * kStateWarps;
     if (block.segment == 0 && first_tile >= Columns::kValueTiles) return;
@@ -234,7 +235,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
         if (!kFinalState) return nullptr;
         return gfinal_state + block.head * kSize + block.columns * Forward::kColumns;
     };
-    // The number of chunks of all heads, and that of the first one of `span` among them.
+    // count: the number of chunks of all heads. chunk_of: the number of the first chunk of `span` among them.
     const auto count = [&] { return H * kgen::wkv7::head_chunks<Config::kSteps, kPacked>(N, T); };
     const auto chunk_of = [&](const Block& block, const Span& span) {
         const Span all = sequence(block);
@@ -283,16 +284,16 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
                         Rows<Value>{gv + first, gv_stride_B, gv_stride_T, gv_stride_H}.head(span, h), scales};
     };
 
-    // 2. The segment. Where an output is not finite its steps follow one by one, and before them those that lead to
-    //    its outset: a thread has a column, from an end of the sequence on. Outputs are those of the segment's own
-    //    steps alone; gv of the others goes to the segment's first row, which the same threads write again.
+    // 2. The segment. If an output is not finite, the block computes the segment's steps one by one, after all steps
+    //    that lead to its start, from an end of the sequence on, with a thread per column. Only the segment's own steps
+    //    have outputs; gv of the other steps goes to the segment's first row, which the same threads write again.
     const auto block_of = [&](int number) { return Block(number < half ? number : number - half); };
     const int number = static_cast<int>(blockIdx.x);
     const Block block = block_of(number);
     if (number >= half) {
         const float* start = block.segment == 0 ? nullptr : before(block);
         forward(block, block.own(sequence(block)))(start, [&] {
-            const Block again = block_of(kgen::opaque(number));  // no register through the loop
+            const Block again = block_of(kgen::opaque(number));  // takes no register in the loop
             const float* outset = nullptr;
 #pragma unroll 1
             for (int own = again.segment == 0; own < 2; ++own) {
@@ -306,7 +307,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
     } else {
         const float* start = block.segment == kSegments - 1 ? final_gradient(block) : behind(block);
         backward(block, block.own(sequence(block)))(start, [&] {
-            const Block again = block_of(kgen::opaque(number));  // no register through the loop
+            const Block again = block_of(kgen::opaque(number));  // takes no register in the loop
             const float* outset = final_gradient(again);
 #pragma unroll 1
             for (int own = again.segment == kSegments - 1; own < 2; ++own) {

@@ -6,7 +6,7 @@
 //     wkv7_backward_columns  sa, and the states before all chunks of 32 steps, forward in time
 //     wkv7_backward_fused    all gradients, backward in time, by four warpgroups of a block per head (wgmma, sm_90a)
 //
-// Formulas, shared memory and barriers: kgen/wkv7/group_loop.cuh of the first kernel, kgen/wkv7/fused_loop.cuh of the
+// Formulas, shared memory and barriers: kgen/wkv7/group_loop.cuh for the first kernel, kgen/wkv7/fused_loop.cuh for the
 // second.
 #include "kgen/wkv7/fused_loop.cuh"
 #include "kgen/wkv7/group_loop.cuh"
@@ -41,7 +41,7 @@ constexpr int kSize = Config::kK * Config::kV;
 constexpr int kValueBlocks = kgen::ceil_div(Config::kV, Forward::kColumns);
 constexpr bool kPacked = kgen::kPresent<Offset>;
 
-// The number of a head's first chunk among those of all heads.
+// The number of a head's first chunk among the chunks of all heads.
 __device__ i64 first_chunk(const kgen::wkv7::Span& span, i64 head, i64 N, i64 T, i64 H) {
     return head % H * kgen::wkv7::head_chunks<Loop::kChunk, kPacked>(N, T) +
            kgen::wkv7::first_chunk<Loop::kChunk, kPacked>(span, head / H, T);
@@ -68,7 +68,7 @@ wkv7_backward_columns(const W* __restrict__ w,            // [B, T, H, K]
     const i64 chunk = first_chunk(span, head, N, T, H);
     const auto v_h = step_pointer(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}, span, h);
     const auto k_h = step_pointer(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}, span, h);
-    // r is read by no one.
+    // This loop does not read r; k stands in its place.
     const Forward loop{kgen::min(Config::kV - first, Forward::kColumns),
                        span.steps,
                        Config::kV,

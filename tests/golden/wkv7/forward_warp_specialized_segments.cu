@@ -1,11 +1,12 @@
 // Rendered by kgen from templates/wkv7/forward_warp_specialized_segments.cu.jinja
 // config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, quotients=1, segments=8, state_warps=8, warpgroups=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
-// wkv7 forward for few heads: as forward_warp_specialized, with segments of T side by side; bf16.
+// wkv7 forward for few heads: forward_warp_specialized with segments of T that run at the same time; bf16.
 //
-//     wkv7_segment_states  transition of each segment but the last one, and the state that it leaves of a zero state
-//     wkv7_segment_scan    the state before each segment but the first one
-//     wkv7_forward         y; where an output is not finite, all steps up to it once more, one by one
+//     wkv7_segment_states  for each segment but the last: its transition matrix, and the state after it if the state
+//                          before it is zero
+//     wkv7_segment_scan    the state before each segment but the first
+//     wkv7_forward         y; if an output is not finite, all steps up to it again, one by one
 //
 // Formulas, shared memory and barriers: kgen/wkv7/specialized_loop.cuh, kgen/wkv7/segments.cuh. With `warpgroups` the
 // last kernel has the loop of forward_warpgroups (kgen/wkv7/group_loop.cuh), for sm_90a.
@@ -26,7 +27,7 @@ using kgen::wkv::span_of;
 using kgen::wkv7::step_pointer;
 
 constexpr int kV = 64;
-constexpr int kSegments = 8;        // of T
+constexpr int kSegments = 8;        // segments of T
 constexpr int kStateWarps = 8;   // consumers of the first kernel, 16 columns each
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 
@@ -81,7 +82,7 @@ wkv7_segment_states(const W* __restrict__ w,              // [B, T, H, K]
                     i64 b_stride_H) {
     const kgen::wkv7::SegmentBlock<kSegments, kSegments - 1, kStateBlocks> block(blockIdx.x);
     const int first_tile = block.columns * kStateWarps;
-    // Nothing reads the first segment's transition where the state before it is zero.
+    // If the state before the first segment is zero, nothing reads that segment's transition matrix.
     if (!kInitialState && block.segment == 0 && first_tile >= Columns::kValueTiles) return;
     const i64 h = block.head % H;
     const Span span = block.own(span_of(cu_seqlens, block.head / H, T));
@@ -169,12 +170,12 @@ wkv7_forward(const Value* __restrict__ r,              // [B, T, H, K]
 
     const auto sequence = [&](const Block& block) { return span_of(cu_seqlens, block.head / H, T); };
 
-    // 2. The segment. Where an output is not finite its steps follow one by one, and before them those that lead to
-    //    the state before the segment: a thread has a column, from the first step of the sequence on.
+    // 2. The segment. If an output is not finite, the block computes the segment's steps one by one, after all steps
+    //    before them from the first step of the sequence on, with a thread per column.
     const Block block(blockIdx.x);
     const float* start = block.segment == 0 ? initial(block) : before(block);
     loop_over(block, block.own(sequence(block)))(start, [&] {
-        const Block again(kgen::opaque(static_cast<int>(blockIdx.x)));  // no register through the loop
+        const Block again(kgen::opaque(static_cast<int>(blockIdx.x)));  // takes no register in the loop
         if (again.segment > 0)
             loop_over(again, again.earlier(sequence(again)))
                 .template run_steps<false>(initial(again), before(again));

@@ -26,8 +26,8 @@ namespace kgen {
 // `features` rounded up to whole fragments of 16.
 KGEN_DEVICE constexpr int whole_fragments(int features) { return (features + 15) / 16 * 16; }
 
-// Pairs of columns 2q, 2q + 1 of a row, from two neighbouring tiles of 8 columns. Neighbouring lanes swap a pair, so that
-// each lane has four columns of one tile, from column_of_quad() on, and stores whole sectors.
+// Pairs of columns 2q, 2q + 1 of a row, from two neighbouring tiles of 8 columns. Neighbouring lanes swap a pair, so
+// that each lane has four columns of one tile, from column_of_quad() on, and stores whole sectors.
 KGEN_DEVICE Vec<u32, 2> quad_of_pairs(u32 of_left, u32 of_right) {
     const bool odd = mma_lane().q % 2 != 0;
     const u32 got = shfl_xor(odd ? of_left : of_right, 1);

@@ -382,8 +382,8 @@ KGEN_DEVICE void multiply_pass(float (&targets)[MTiles][Tiles][4], int offset,
 }
 
 // sums[m][first + n] += a[m][k] * b[n][k], summed over the k of `Count` steps, for the (n, k) for which load(n, k, b)
-// returns true. With Operands::kChained (fp32 accuracy) the products form a chain of their own, added at the end. So do
-// they if Scaled: the chain is multiplied by `factor`.
+// returns true. With Operands::kChained (fp32 accuracy), or if Scaled, the products form a chain of their own that is
+// added at the end; if Scaled, the chain is multiplied by `factor`.
 template <class Operands, int MTiles, int Group, int Count, bool Scaled = false, int Tiles, class Load>
 KGEN_DEVICE void multiply_group(float (&sums)[MTiles][Tiles][4], int first,
                                 const typename Operands::A (&a)[MTiles][Count], Load load,

@@ -2,27 +2,28 @@
 //
 //     out_t = factor * a_t (S_{t-1} + diag(u) b_t v_t^T)     S_t = diag(d_t) S_{t-1} + b_t v_t^T
 //
-// The products of chunk_decay.cuh, but for the scores P_ts = sum_k a_t b_s (d of the steps between s and t). Those of a
-// chunk are computed by halving: steps of the late half with steps of the early half, then the same within each half,
-// down to neighbours. At the level of halves of L steps
+// The products are those of chunk_decay.cuh, except for the scores P_ts = sum_k a_t b_s (d of the steps between s and
+// t). The scores of a chunk are computed by halving: steps of the late half with steps of the early half, then the same
+// within each half, down to adjacent steps. At the level of halves of L steps
 //
 //     P_ts = sum_k x_t x_s     x_t = a_t * (d from the middle to t)     of a step of a late half
 //                              x_s = b_s * (d from s to the middle)     of a step of an early half
 //
-// so each factor is a row times a running product of decays, at most 1. Every pair s < t is of one level: the highest
-// bit in which s and t differ. Every step is of one half at each level, so a level is one array of Chunk rows. Level 1
-// has no decays: its products are of a and b as copied.
+// so each factor is an input row times a running product of decays, which is at most 1. Every pair s < t belongs to one
+// level, that of the highest bit in which s and t differ. Every step is in one half at each level, so a level is one
+// array of Chunk rows. Level 1 has no decays: its products are of a and b as copied.
 //
-// Within 16 steps a level has 8 late and 8 early steps: one product of 16 x 8 with half of its rows unused, of whose 64
-// scores those of equal blocks count. A chunk of 32 has one more level, two whole products.
+// Within 16 steps a level has 8 late and 8 early steps: one product of 16 x 8 with half of its rows unused. Of its 64
+// scores only those of steps in the same block count. A chunk of 32 steps has one more level, of two whole products.
 //
-// Precision: rows are fp32. For bf16 they are rounded to TF32 when they are stored. For fp32, and for fp16, whose bound
-// is below what four roundings to TF32 lose, products with the state and scores are 3xTF32. b' of the state is rounded
-// to TF32, or two terms if the state is returned.
+// Precision: rows are fp32. For bf16 inputs they are rounded to TF32 when they are stored. For fp32, and for fp16,
+// whose error bound is below what four roundings to TF32 lose, products with the state and scores are 3xTF32. b' of the
+// state is rounded to TF32, or has two terms if the state is returned.
 //
-// Layout: within 16 steps, rows of a level up to 8 are stored early steps first, then late steps, so that both operands
-// of a product are eight neighbouring rows. Of eight keys the even ones come first (row_column). b' of the state is
-// stored by keys: row `key % 8` has eight steps of every eighth key, row `8 + key % 8` the other eight (update_step).
+// Layout: within 16 steps, the rows of a level of at most 8 steps are stored with early steps first, then late steps,
+// so that both operands of a product are eight consecutive rows. Of eight keys the even ones come first (row_column).
+// b' of the state is stored by keys: row `key % 8` has eight steps of every eighth key, row `8 + key % 8` the other
+// eight (update_step).
 //
 // With pairs the lanes, and the order of rows and keys, are those of halving_pairs.cuh.
 //
@@ -56,11 +57,11 @@ class ChunkDecay<HalvingRows<W, U, Form, Buffers, PerStep, Pairs>, T, Keys, Padd
     using Given = HalvingRows<W, U, Form, Buffers, PerStep, Pairs>;
     static constexpr int kSub = 16;  // steps of a unit
     static constexpr int kSubs = Chunk / kSub;
-    static constexpr int kGroupKeys = Pairs ? 16 : kWarpSize;  // that a warp decays at a time
+    static constexpr int kGroupKeys = Pairs ? 16 : kWarpSize;  // keys that a warp decays at a time
     static constexpr int kGroups = (Padded + kGroupKeys - 1) / kGroupKeys;
     static constexpr int kThreads = Warps * kWarpSize;
     static constexpr int kRowStride = chunk_row_stride<T>(Padded);  // of the ring's rows a and b
-    // Of the ring's rows w; with pairs four rows are 16 banks more than whole turns around the banks.
+    // Stride of the ring's rows w; with pairs, four rows are 16 banks more than a multiple of all 32 banks.
     static constexpr int kWStride = Pairs ? Padded + 16 / static_cast<int>(sizeof(W)) : Padded;
     static constexpr int kStage = PerStep ? Chunk * kWStride : 0;  // w of a chunk
     static constexpr int kCopy = max(CopyBytes, static_cast<int>(sizeof(W)));
@@ -81,7 +82,7 @@ public:
 
 private:
     static constexpr int kTile = Chunk * kStride;
-    static constexpr int kLevels = kSubs > 1 ? 4 : 3;  // of 16 (chunks of 32 alone), 8, 4 and 2 steps
+    static constexpr int kLevels = kSubs > 1 ? 4 : 3;  // of 16 (only in chunks of 32), 8, 4 and 2 steps
     static constexpr int kNarrow = kLevels - 3;        // index of the level of 8 steps
     static constexpr int kBuffer = (2 + kLevels) * kTile + Padded + kGroups * Chunk;
 
@@ -93,8 +94,8 @@ public:
     KGEN_DEVICE ChunkDecay(const Given& rows, i64 first)
         : row_u_(rows.u), row_w_(rows.w.rows), copy_(rows.w, first, Keys) {}
 
-    // `smem`: kSmemBytes, whose first byte is a multiple of 16; padding becomes zero for good. The
-    // caller's next barrier comes before copies into it and before `factor`.
+    // Uses `smem`, kSmemBytes that begin at a multiple of 16 bytes. Padding is written here once, and stays. The
+    // caller's next barrier comes before copies into this memory and before `factor`.
     KGEN_DEVICE void begin(void* smem) {
         ring_ = static_cast<W*>(smem);
         u_ = reinterpret_cast<float*>(ring_ + Stages * kStage);
@@ -111,7 +112,7 @@ public:
                 ring_[i] = from_float<W>(w_of_no_decay<Form>());
     }
 
-    // Start the copies of the next chunk's w, as ChunkCopier::start; steps after the last one have decay 1.
+    // Starts the copies of the next chunk's w, like ChunkCopier::start; steps after the last one get a decay of 1.
     template <bool Whole>
     KGEN_DEVICE void start(int slot, int left) {
         if constexpr (!Whole) partial_slot_ = slot, partial_left_ = left;
@@ -124,19 +125,19 @@ public:
                 stage[i] = from_float<W>(w_of_no_decay<Form>());
     }
 
-    // Which buffer the members below read.
+    // Selects the buffer that the members below read.
     KGEN_DEVICE void select(int buffer) { selected_ = buffers_ + buffer * kBuffer; }
 
     KGEN_DEVICE const float* carried() const { return selected_; }
     KGEN_DEVICE const float* update() const { return selected_ + (1 + kLevels) * kTile; }
 
-    // The chunk's product of all decays of a key, and of the next one.
+    // The chunk's product of all decays, for a key and the next one.
     KGEN_DEVICE const float* all(int key) const {
         return update() + kTile + (Pairs ? Lanes::all_place(key) : key);
     }
 
-    // Compute the rows with decays and the bonus of the chunk in `slot` from its rows a and b, into `buffer`. By the
-    // whole block: a unit is 16 steps of one tensor and 32 keys.
+    // Computes the rows with decays and the bonus of the chunk in `slot`, from its rows a and b, into `buffer`. Called
+    // by the whole block: a unit of work is 16 steps of one tensor and 32 keys.
     KGEN_DEVICE void factor(int slot, const T* a, const T* b, int buffer = 0) {
         const W* w = ring_ + slot * kStage;
         const int left = slot == partial_slot_ ? partial_left_ : Chunk;
@@ -158,7 +159,7 @@ public:
         }
     }
 
-    // With pairs, the two halves of factor(): loads of the rows as copied, and all the rest.
+    // With pairs, factor() in two parts: load_pairs loads the rows as copied, store_pairs does all the rest.
     KGEN_DEVICE void load_pairs(Lanes (&rows)[kLaneGroups], int slot, const T* a, const T* b) const {
         for_groups([&](int i, int group) {
             const int key = group * kGroupKeys;
@@ -181,7 +182,7 @@ public:
         });
     }
 
-    // The scores of the selected chunk, with zeros beyond the diagonal. a, b: its rows as copied.
+    // Computes the scores of the selected chunk, with zeros beyond the diagonal. a, b: the chunk's rows as copied.
     template <class Scorer, class Inside>
     KGEN_DEVICE void scores(const T* a, const T* b, typename Inside::Score* out, int out_stride,
                             int plane) const {
@@ -227,8 +228,8 @@ private:
         }
     }
 
-    // One key per lane, 16 steps. Reads: x is a, whose steps are decayed from the beginning on; else x is b, and all of
-    // this runs from the last step to the first.
+    // One key per lane, 16 steps. Reads: x is a, whose decays run from the first step on; otherwise x is b, and
+    // everything here runs from the last step to the first.
     template <bool Reads>
     KGEN_DEVICE void factor_rows(int group, int sub, int left, const W* w, const T* x_rows,
                                  const T* y_rows, float* to) const {
@@ -241,7 +242,8 @@ private:
         x_rows += base * kRowStride + column;
         y_rows += base * kRowStride + column;
 
-        // 1. All rows that are read. A load after a store to shared memory would wait for it, and the warp with it.
+        // 1. All rows that are read. A load after a store to shared memory would wait for the store, and the warp with
+        // it.
         float x[kSub], decays[kSub], bonus[kSub];
         const float u = Reads && there ? u_[column] : 0.0f;
 #pragma unroll
@@ -293,7 +295,7 @@ private:
             if (sub == 0 && there) all[key] = own.value();
         }
 
-        // 3. Rows with decays: of the state, and of all levels where these steps are of the half that x is of.
+        // 3. Rows with decays: of the state, and of all levels in which these steps are in the half that x belongs to.
         constexpr float kFarRound = Reads ? kRound : kRoundUpdate;
         float* carried = to + base * kStride + row_column(column);
         float* levels = carried + kTile;
@@ -368,7 +370,8 @@ private:
         return sum;
     }
 
-    // Sums over all keys of products of A and B that load(step, a, b) reads; two chains of products hide their latency.
+    // Sums over all keys of the products of A and B, which load(step, a, b) reads; two chains of products hide their
+    // latency.
     template <class Operands, class Load>
     static KGEN_DEVICE void multiply_rows(float (&sum)[4], Load load) {
         constexpr int kSteps = Padded / Operands::kStep, kDeep = 2;
@@ -391,7 +394,7 @@ private:
         for (int i = 0; i < 4; ++i) sum[i] = sums[0][0][i] + sums[0][1][i];
     }
 
-    // Of the late 16 steps with eight of the early ones.
+    // Scores of the late 16 steps with eight of the early steps.
     template <class Scorer, class Inside>
     KGEN_DEVICE void wide_scores(int column, typename Inside::Score* out, int out_stride,
                                  int plane) const {
@@ -411,7 +414,7 @@ private:
         }
     }
 
-    // The level of 8 >> level steps of 16 steps, whose scores begin at `corner`.
+    // Scores of the level of 8 >> level steps within 16 steps; these scores begin at `corner`.
     template <class Scorer, class Inside>
     KGEN_DEVICE void narrow_scores(int level, int sub, typename Inside::Score* corner,
                                    int out_stride, int plane) const {
@@ -431,11 +434,12 @@ private:
         Inside::store(corner + t * out_stride + s + half, plane, none);
     }
 
-    // With pairs, the level of 8 >> level steps. Scores of later steps keep the zeros that the loop wrote once.
+    // With pairs: scores of the level of 8 >> level steps. Scores of a step with later steps keep the zeros that the
+    // loop wrote once.
     //
-    // Operand A is eight late rows in both halves of its rows, with other keys: k 0 to 3 and 8 to 11 of 16 keys in
-    // rows 0 to 7, the others in rows 8 to 15. So one ldmatrix has 16 keys of A, and each of two products has half of
-    // its sum in one half of its rows.
+    // Operand A holds eight late rows in both halves of its rows, with different keys: k 0 to 3 and 8 to 11 of 16 keys
+    // in rows 0 to 7, the other keys in rows 8 to 15. So one ldmatrix reads 16 keys of A, and each of two products has
+    // half of its sum in one half of its rows.
     template <class Scorer, class Inside>
     KGEN_DEVICE void paired_scores(int level, typename Inside::Score* out, int out_stride,
                                    int plane) const {
@@ -471,7 +475,7 @@ private:
         Inside::store(out + t * out_stride + s, plane, two);
     }
 
-    // The scores of neighbours, which have no decay between them, and of the steps themselves.
+    // The scores of adjacent steps, which have no decay between them, and of steps with themselves.
     template <class Scorer, class Inside>
     KGEN_DEVICE void neighbour_scores(const T* a_rows, const T* b_rows, int sub,
                                       typename Inside::Score* corner, int out_stride,

@@ -4,8 +4,8 @@
 //     CopiedOperands    16-bit rows as copied
 //     KeyMajorOperands  b' of the state, stored by keys
 //
-// All are read by ldmatrix, four or two fragments of 8 x 8 x 16 bits at a time: of fp32 a matrix is eight rows of four,
-// and the rows must be multiples of 16 bytes.
+// All are read by ldmatrix, four or two 8 x 8 matrices of 16 bits at a time; in fp32 such a matrix is eight rows of
+// four elements. Rows must be multiples of 16 bytes.
 #pragma once
 
 #include "kgen/chunked/chunk_decay.cuh"
@@ -16,8 +16,8 @@ namespace kgen {
 template <bool Returned, bool Pairs = false>
 struct HalvingProducts {};
 
-// TF32 operands of 8 * Parts keys: k = q, q + 4 of a part are words q, q + 4 of a row. `of_sums` has the keys 2q and
-// 2q + 1 there, so rows that meet a state are stored with the even ones of eight keys first.
+// TF32 operands of 8 * Parts keys: words q and q + 4 of a part are k = q and q + 4. `of_sums` has the keys 2q and
+// 2q + 1 there, so rows that are multiplied with a state are stored with the even ones of eight keys first.
 template <bool Split, int Parts>
 struct WordOperands {
     static constexpr int kStep = 8 * Parts;
@@ -119,15 +119,15 @@ struct CopiedRows<float, Scorer> {
     using Type = Scorer;
 };
 
-// Row `row` of eight in an operand whose rows 2q and 2q + 1 are to be q and q + 4. With Pairs that is so for the keys
-// of the state's columns, and for the steps of V.
+// Which of eight rows becomes row `row` of an operand. With Pairs, rows 2q and 2q + 1 of the operand are rows q and
+// q + 4: this applies to the keys of the state's columns and to the steps of V.
 template <bool Pairs>
 KGEN_DEVICE int operand_row(int row) {
     return Pairs ? row / 2 + row % 2 * 4 : row;
 }
 
-// S += B^T V with B stored by keys. 16 bits: of 16 steps the even ones are in the first eight rows; with Pairs those of
-// quarters 0 and 2 are.
+// S += B^T V with B stored by keys. With 16 bits, the even ones of 16 steps are in the first eight rows; with Pairs,
+// the steps of quarters 0 and 2 are.
 template <class T, bool Split, bool Pairs>
 struct KeyMajorOperands : MixedOperands<T, Split> {
     using typename MixedOperands<T, Split>::A;

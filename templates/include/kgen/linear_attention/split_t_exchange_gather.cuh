@@ -103,7 +103,7 @@ public:
     // Whether the round's sums are needed exactly.
     static KGEN_DEVICE bool needs_remainders(bool is_last) { return HasFinalState || !is_last; }
 
-    // By the consumers: writes 16 x 16 elements of the sum, two tiles of accumulators of a warp. After the
+    // Called by the consumers: writes 16 x 16 elements of the sum, two tiles of accumulators of a warp. After the
     // exchange between lanes (quad_of_row) a lane writes four elements from (key, value) on and four from
     // (key + 8, value) on. If needs_remainders(), the elements have passed round_half_up().
     KGEN_DEVICE void put(int round, int key, int value, const float (&left)[4],
@@ -114,7 +114,7 @@ public:
             store<Cache::evict_last>(reinterpret_cast<Vec<u32, 2>*>(there + half * kEightRows),
                                      quad_of_row<T>(left, right, half));
     }
-    // By the consumers: writes the remainders of one tile, two from (key, value) on and two from (key + 8, value).
+    // Called by the consumers: writes the remainders of one tile, two from (key, value) on, two from (key + 8, value).
     KGEN_DEVICE void put_remainders(int round, int key, int value, const float (&tile)[4]) const {
         T* there = sum(round, true, rank_) + offset(key, value);
 #pragma unroll
@@ -128,17 +128,17 @@ public:
         const u32 bits = bit_cast<u32>(x);
         return bit_cast<float>((bits & 0xffffu) == 0x8000u ? bits | 1u : bits);
     }
-    // By the consumers: the sum is written. Does not wait for other threads.
+    // Called by the consumers when the sum is written. Does not wait for other threads.
     KGEN_DEVICE void sums_written() const {
         griddepcontrol_wait();  // for the kernel that clears the counters; returns at once after the first time
         named_barrier_arrive<Consumers + Reducers>(kSumsWritten);
     }
-    // By the consumers: waits until the state before the segment lies in shared memory.
+    // Called by the consumers: waits until the state before the segment lies in shared memory.
     KGEN_DEVICE void wait_for_state(int round) {
         mbarrier_wait(state_ready_, static_cast<u32>(round % 2));
     }
 
-    // By the reducer warps, before the first round: the carry of round 0.
+    // Called by the reducer warps before the first round: writes the carry of round 0.
     KGEN_DEVICE void load_initial_state(const States& states) const {
         if constexpr (HasInitialState)
             for_own_vectors([&](int at) {
@@ -150,7 +150,7 @@ public:
             });
     }
 
-    // By the reducer warps, once a round: writes the state before the segment to `state`, and the next carry.
+    // Called by the reducer warps once a round: writes the state before the segment to `state`, and the next carry.
     KGEN_DEVICE void reduce(T* state, int round, bool is_last, const States& states) {
         griddepcontrol_wait();
         const bool has_state = carries(round) || rank_ > 0;
@@ -175,8 +175,8 @@ public:
     }
 
 private:
-    // A CTA's sum of a round and the carry of a round, each as bf16 or as remainders; and whether the round has a
-    // carry.
+    // sum: a CTA's sum of a round; carry: the carry of a round; `rest`: its remainders instead of its bf16 numbers.
+    // carries: whether the round has a carry.
     KGEN_DEVICE T* sum(int round, bool rest, int cta) const {
         return sums_ + ((round % 2 * 2 + rest) * Ctas + cta) * kSum;
     }
@@ -194,7 +194,7 @@ private:
         return (to_first & 0xffffu) | to_second << 16;
     }
 
-    // Not kept in a register; the ring needs them.
+    // Computed anew instead of kept in a register: the ring needs the registers.
     static KGEN_DEVICE int reducer_thread() { return opaque(thread_rank()) - Consumers; }
 
     // Waits for the sums of all CTAs: the grid barrier. The first reducer warp does it for the CTA. Its named
@@ -308,7 +308,7 @@ private:
         }
     }
 
-    // body(offset) for the vectors of a state that are this thread's, of a state shared by all CTAs of the head.
+    // Calls body(offset) for this thread's vectors of a state whose vectors all CTAs of the head share out.
     template <class Body>
     KGEN_DEVICE void for_own_vectors(Body body) const {
 #pragma unroll 1

@@ -79,7 +79,7 @@ class WgmmaSegment {
 public:
     using Element = T;
     // Three warpgroups start with 65536 / 384 registers per thread, rounded down to a multiple of eight. After
-    // setmaxnreg they may have as many together; with more the kernel hangs. Two warpgroups need no setmaxnreg.
+    // setmaxnreg they may not have more in total, or the kernel hangs. Two warpgroups need no setmaxnreg.
     static constexpr bool kSharesRegisters = kGroups == 2;
     static constexpr int kConsumerRegisters = 192, kReducerRegisters = 120;
     static_assert(2 * kConsumerRegisters + kReducerRegisters <= 3 * (65536 / 384 / 8 * 8),
@@ -119,24 +119,24 @@ public:
 
     KGEN_DEVICE WgmmaSegment() : group_(warpgroup_rank()) {}
 
-    // By the consumers, a round. Returns NaN if any output is not finite.
+    // Called by the consumers: computes a round. Returns NaN if any output is not finite.
     template <class Round>
     KGEN_DEVICE float run_round(Round& round) {
         sum_segment(round);
-        Tile outputs[2] = {};  // of the late tile of steps, of the early one
+        Tile outputs[2] = {};  // of the late tile of steps, and of the early tile
         intra_segment(outputs);
         round.exchange.wait_for_state(round.number());
         return add_carried_and_write(outputs, round.has_state(), round.rows, round.first(), round.left());
     }
 
-    // By the consumers, a round without outputs: afterwards state_before() is complete.
+    // Called by the consumers: computes a round without outputs; afterwards state_before() is complete.
     template <class Round>
     KGEN_DEVICE void run_round_without_outputs(Round& round) {
         sum_segment(round);
         round.exchange.wait_for_state(round.number());
     }
 
-    // By the reducer warpgroup, in every round.
+    // Called by the reducer warpgroup in every round.
     template <class Round>
     KGEN_DEVICE void reduce(Round& round) const {
         round.exchange.reduce(before(), round.number(), round.is_last(), round.ends);

@@ -30,7 +30,7 @@
 namespace kgen {
 
 // Keys, Values: features of a and b, and of v and out; BlockV: value features of a CTA. Chunk: steps with scores
-// between them; Chunks: of a batch, which has a consumer warp for every 16 steps; KeyWarps, ValueWarps: producer
+// between them; Chunks: chunks of a batch, which has a consumer warp for every 16 steps; KeyWarps, ValueWarps: producer
 // warps along the features; Stages: batches in shared memory; CopyBytes: bytes of one cp.async.
 template <class T, int Keys, int Values, int BlockV, int Chunk, int Chunks, int KeyWarps,
           int ValueWarps, int Stages, int CopyBytes>
@@ -154,7 +154,7 @@ private:
         return state_ring_ + (batch % 2 * Chunks + chunk) * kState;
     }
 
-    // By a producer warp: stores its state tile before each chunk of the batch, then adds the chunk.
+    // Called by a producer warp: stores its state tile before each chunk of the batch, then adds the chunk.
     KGEN_DEVICE void add(Tile& state, int batch) const {
 #pragma unroll 1
         for (int chunk = 0; chunk < Chunks; ++chunk) {
@@ -167,7 +167,7 @@ private:
         }
     }
 
-    // By a consumer warp: computes and writes the outputs of its 16 steps. Returns NaN if any is not finite.
+    // Called by a consumer warp: computes and writes the outputs of its 16 steps. Returns NaN if any is not finite.
     KGEN_DEVICE float write(int batch) const {
         const int left = (batch < full_batches_ ? kBatch : last_steps_) - chunk_ * Chunk;
         if (left <= 16 * tile_) return 0.0f;

@@ -10,17 +10,17 @@
 
 namespace kgen::wkv {
 
-// Threads side by side that copy one row of `copies` copies: a power of 2, so that a thread keeps its column from row
-// to row.
+// Number of neighbouring threads that copy one row of `copies` copies: a power of 2, so that a thread keeps its column
+// from row to row.
 KGEN_DEVICE constexpr int copying_lanes(int copies) {
     int lanes = 1;
     while (lanes < copies && lanes < kWarpSize) lanes *= 2;
     return lanes;
 }
 
-// By the whole block: starts copies of `Steps` rows of a tensor from step `first` on, `width` of Width values each (a
-// multiple of one copy), to rows in shared memory `tile_stride` apart. Steps from `left` on are zeros. The caller
-// commits the group.
+// Called by the whole block: starts copies of `Steps` rows of a tensor from step `first` on, `width` of Width values
+// each (a multiple of one copy), to rows in shared memory that are `tile_stride` apart. Rows of steps from `left` on
+// are zeros. The caller commits the group.
 template <class T, int Steps, int Width, int CopyBytes, int Threads>
 KGEN_DEVICE void copy_rows(T* tile, int tile_stride, const StepRows<const T>& rows, i64 first,
                            int left, int width = Width) {
@@ -65,8 +65,8 @@ enum class Features { keys, values, key_terms, value_terms };
 //     Precise      products as accurate as fp32 (kPreciseGradients)
 //     Chunk        steps between two checkpoints
 //     BlockV       value features of a block of the state loop; Stages: its buffers of 32 steps
-//     CopyBytes    of one asynchronous copy
-//     Sequential   a block loops backward over its head's chunks and passes the gradient of the state on
+//     CopyBytes    bytes of one asynchronous copy
+//     Sequential   a block loops backward over its head's chunks and carries the gradient of the state along
 //     Pdl          kernels use programmatic dependent launch (pdl.cuh)
 //     Packed       sequences are packed: offsets say where each begins
 //     LevelScores  scores of halves of 4 and 2 steps, and gv from all scores, on tensor cores (level_scores.cuh)
@@ -87,7 +87,7 @@ struct BackwardConfig {
     static constexpr int kWarps = kKeys / 16, kThreads = kWarps * kWarpSize;  // 16 keys of a warp
     static constexpr int kTiles = kValues / 8;  // fragments of a state, per warp
 
-    // A block has all keys and values of a head; with SliceOf, below, some of them.
+    // A block has all keys and values of a head, or with SliceOf (below) some of them.
     static constexpr int kKeySlices = 1, kValueSlices = 1;
     static constexpr int kHeadKeys = K, kHeadValues = V;  // of a head
     using Gradient = T;                                   // of r, k and v, as a block writes them
@@ -95,18 +95,18 @@ struct BackwardConfig {
     template <class X, Features>
     using RowsOf = Rows<X>;
     template <Features>
-    static KGEN_DEVICE int first() {  // of the features
+    static KGEN_DEVICE int first() {  // first of the block's features
         return 0;
     }
     static KGEN_DEVICE int slice() { return 0; }
-    static KGEN_DEVICE u32 block_of_slice() { return blockIdx.x; }  // blocks of one slice, counted
+    static KGEN_DEVICE u32 block_of_slice() { return blockIdx.x; }  // number among the blocks of one slice
 
     static_assert(Chunk % 32 == 0 && BlockV % 16 == 0, "whole batches of steps, whole fragments");
     static_assert(K * sizeof(T) % CopyBytes == 0 && V * sizeof(T) % CopyBytes == 0,
                   "a copy would reach into the next row");
 
-    // The decay of a step's w. Copies put zeros after the last step, whose decay is 1 in the form `log` alone: other
-    // forms look at `exists`.
+    // The decay of a step's w. Copies put zeros after the last step. In the form `log` zero gives a decay of 1; the
+    // other forms use `exists`.
     static KGEN_DEVICE float decay_of_step(W w, bool exists) {
         const float decay = decay_of<Form>(to_float(w));
         return Form == DecayForm::log || exists ? decay : 1.0f;
@@ -119,7 +119,7 @@ struct BackwardConfig {
     }
 };
 
-// Rows of which a block has a slice; C: a SliceOf. `first` of these rows is that of the whole head.
+// Rows of which a block has a slice; C: a SliceOf. Rows::first is that of the whole head.
 template <class C, class X, Features F>
 struct SliceRows : Rows<X> {
     KGEN_DEVICE Rows<X> head(i64 b, i64 h) const {
@@ -134,9 +134,9 @@ struct SliceRows : Rows<X> {
     }
 };
 
-// A block has kK of the keys and kV of the values of a head, where the state of all would exceed its shared memory.
-// Whole: its BackwardConfig. All gradients are linear in both: those of r, k and w are sums over slices of values,
-// those of v over slices of keys. A block writes its terms in fp32.
+// A block has kK of the keys and kV of the values of a head, for heads whose whole state would exceed its shared
+// memory. Whole: the block's BackwardConfig. All gradients are linear in keys and values: gradients of r, k and w are
+// sums over slices of values, gradients of v are sums over slices of keys. A block writes its terms in fp32.
 template <class Whole, int KeySlices, int ValueSlices>
 struct SliceOf : Whole {
     static constexpr int kKeySlices = KeySlices, kValueSlices = ValueSlices;

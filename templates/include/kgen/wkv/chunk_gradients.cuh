@@ -19,7 +19,7 @@
 
 namespace kgen::wkv {
 
-// C: a BackwardConfig. shared_index: the chunk's index in shared memory, for threads that dropped theirs.
+// C: a BackwardConfig. shared_index: the chunk's index in shared memory, for code that no longer has it in registers.
 template <class C, class U>
 struct ChunkGradients {
     using Memory = ChunkMemory<C>;
@@ -36,7 +36,7 @@ struct ChunkGradients {
     float scale;
     Memory memory;
 
-    // Once per block: padding that no copy writes.
+    // Called once per block: clears padding that no copy writes.
     KGEN_DEVICE void clear_padding() const {
         if constexpr (kValues > C::kV) {
             for (int i = thread_rank(); i < 2 * C::kChunk * kRowStride; i += kThreads)
@@ -45,7 +45,7 @@ struct ChunkGradients {
         }
     }
 
-    // Starts the copies of k, r and w of a chunk, a group of its own.
+    // Starts the copies of k, r and w of a chunk, as one group.
     KGEN_DEVICE void copy_keys(const Index& index) const {
         copy<C::kK, C::kCopyBytes>(memory.chunk_k(), Memory::kKeyStride, tensors.k, index);
         copy<C::kK, C::kCopyBytes>(memory.chunk_r(), Memory::kKeyStride, tensors.r, index);
@@ -54,7 +54,7 @@ struct ChunkGradients {
         cp_async_commit();
     }
 
-    // Starts the copies of v and gy of a chunk, a group of its own.
+    // Starts the copies of v and gy of a chunk, as one group.
     KGEN_DEVICE void copy_values(const Index& index) const {
         copy<C::kV, C::kCopyBytes>(memory.v, kRowStride, tensors.v, index);
         copy<C::kV, C::kCopyBytes>(memory.g, kRowStride, tensors.gy, index);
@@ -63,7 +63,7 @@ struct ChunkGradients {
 
     // gv of a chunk: the inter-chunk part, and scores times rows of gy. A lane has one or two values of 16 steps.
     KGEN_DEVICE void write_gv() const {
-        // Two values of a lane share the loads of scores, if all warps have work all the same.
+        // Two values of a lane share the loads of scores, unless some warps would then have no work.
         constexpr int kCount = kSubs * ceil_div(kValues, 2 * kWarpSize) >= kWarps ? 2 : 1;
         constexpr int kUnits = ceil_div(kValues, kCount * kWarpSize);
         const int rank = read_thread_rank();
@@ -100,7 +100,7 @@ struct ChunkGradients {
     }
 
 private:
-    // Rows of the chunk to shared memory; steps that do not exist are zeros.
+    // Starts the copies of rows of the chunk to shared memory; steps that do not exist are zeros.
     template <int Width, int CopyBytes, class X, class R>
     static KGEN_DEVICE void copy(X* tile, int tile_stride, const R& rows, const Index& index) {
         copy_rows<X, C::kChunk, Width, CopyBytes, kThreads>(
@@ -108,9 +108,10 @@ private:
     }
 };
 
-// All gradients of a chunk, by a block. If C::kSequential the chunk's k, r and w are being copied, and at the end
-// those of the chunk before it. state, gradient: this warp's tiles of S before the chunk and of its gradient after
-// it; if C::kSequential the latter is overwritten by the gradient before the chunk.
+// All gradients of a chunk, by a block. If C::kSequential, the copies of the chunk's k, r and w are already in flight,
+// and the copies for the chunk before it (in time) are started at the end. state, gradient: this warp's tiles of S
+// before the chunk and of the gradient of the state after it; if C::kSequential, the latter is overwritten by the
+// gradient before the chunk.
 template <class C, class U>
 KGEN_DEVICE void write_chunk_gradients(const ChunkGradients<C, U>& chunk,
                                        const typename ChunkMemory<C>::Index& index,

@@ -20,13 +20,13 @@
 
 namespace kgen::wkv {
 
-// Where the chunks of a sequence and head are. Offset: of packed sequences, or none.
+// Where the chunks of a sequence and head are. Offset: type of the offsets of packed sequences, or none.
 template <class Offset, int Chunk>
 struct SequenceChunks {
     Span span;
     i64 chunks;  // of the sequence
-    i64 first;   // its first one in a workspace
-    i64 end;     // after its last one there, with slots that have no steps
+    i64 first;   // number of its first chunk in a workspace
+    i64 end;     // after its last slot there, which may have no steps
 
     KGEN_DEVICE SequenceChunks(const Offset* offsets, i64 n, i64 h, i64 N, i64 H, i64 T)
         : span(span_of(offsets, n, T)), chunks(ceil_div(span.steps, i64{Chunk})) {
@@ -61,7 +61,7 @@ struct ChunkedBackward {
     static constexpr int kSlices = C::kKeySlices * C::kValueSlices;
     static constexpr int kSums = C::kValueSlices * C::kHeadKeys;  // of gu, per chunk and head
 
-    // By one block: the state before each chunk and, unless kSequential, the gradient of the state after it, each
+    // One block writes the state before each chunk and, unless kSequential, the gradient of the state after it, each
     // [B * H, chunks, K / 16, V / 8, 32, 4] for padded K and V. The states of sequences are [N, H, K, V] or null.
     static KGEN_DEVICE void write_states(const Offset* offsets, i64 N, i64 H, i64 steps,
                                          const Tensors& tensors, const float* initial_state,
@@ -95,14 +95,14 @@ struct ChunkedBackward {
         }
     }
 
-    // By one block: all gradients of a chunk or of a head's chunks. shared_index: in shared memory.
+    // One block writes all gradients of a chunk, or of all chunks of a head. shared_index: in shared memory.
     static KGEN_DEVICE void write_gradients(const Offset* offsets, i64 N, i64 H, i64 steps,
                                             const Tensors& tensors, const float* gfinal_state,
                                             float* ginitial_state, const float* states,
                                             float* gradients, float* gu_parts, float* gw_parts,
                                             float scale, Index* shared_index) {
-        // 1. The block's sequence, head and chunk, the last one if kSequential. A slot without steps has no gradients,
-        // but parts that are summed.
+        // 1. The block's sequence, head and chunk (the last chunk if kSequential). A slot without steps has no
+        // gradients, but its parts of gu and gw are summed, so they must be zero.
         const i64 head = sequence_and_head(offsets, N, H, steps), n = head / H, h = head % H;
         const Chunks its(offsets, n, h, N, H, steps);
         const i64 part = C::kSequential ? its.first + its.chunks - 1 : i64{C::block_of_slice()};
@@ -135,8 +135,8 @@ struct ChunkedBackward {
         }
     }
 
-    // By one block of Threads: gu, and in blocks after those of gu a gw without steps. gw, gw_parts: null if w has
-    // steps.
+    // One block of Threads computes gu; blocks after those of gu compute gw if w has no steps. gw, gw_parts: null if w
+    // has steps.
     template <int Threads, class G>
     static KGEN_DEVICE void reduce(i64 N, i64 B, i64 H, i64 steps, const float* gu_parts, U* gu,
                                    const float* gw_parts, G* gw) {
@@ -153,15 +153,15 @@ struct ChunkedBackward {
     }
 
 private:
-    // What a block of the second kernel has in registers throughout.
+    // What a block of the second kernel holds in registers throughout.
     struct ChunkBlock {
         const Tensors& tensors;
         Index* shared_index;
         float *gu_parts, *gw_parts;
         float scale;
 
-        // Backward over the head's chunks. Between two of them the gradient of the state lies in `gradients`: scores
-        // take all registers. A thread reads what it wrote itself, which needs no barrier.
+        // Loops backward over the head's chunks. Between two chunks the gradient of the state lies in `gradients`,
+        // because the scores take all registers. A thread reads only what it wrote itself, which needs no barrier.
         KGEN_DEVICE void all_chunks(Index index, i64 head, const float* gfinal_state,
                                     float* ginitial_state, const float* states,
                                     float* gradients) const {
@@ -180,8 +180,8 @@ private:
             Gradients{tensors, shared_index, scale}.clear_padding();
             if (index.chunk >= 0) Gradients{tensors, shared_index, scale}.copy_keys(index);
             if constexpr (C::kPdl) griddepcontrol_wait(states);
-            // Two blocks of an SM go through the same phases, which use different units: in step they would
-            // compete for one unit after the other.
+            // Two blocks of an SM go through the same phases, which use different units. If they ran in step, they
+            // would compete for one unit after the other.
             if constexpr (StaggerKcycles > 0)
                 if (static_cast<int>(blockIdx.x) >= sm_count())
                     sleep_cycles(1000 * StaggerKcycles);
@@ -204,13 +204,13 @@ private:
         }
     };
 
-    // Floats to the block's first key and value of a head's state.
+    // Floats from the start of the states to the block's first key and value of a head's state.
     static KGEN_DEVICE i64 head_state(i64 head) {
         return (head * C::kHeadKeys + C::template first<Features::keys>()) * C::kHeadValues +
                C::template first<Features::values>();
     }
 
-    // Floats to this warp's tile of a chunk's state.
+    // Floats from the start of the workspace to this warp's tile of a chunk's state.
     static KGEN_DEVICE i64 workspace_state(i64 part) {
         return C::state_offset(0, 0, part * kSlices + C::slice());
     }

@@ -18,7 +18,7 @@ struct ChunkedForward {
 
     static_assert(kSegments == 1 || !kPresent<Offset>, "packed sequences have no segments");
 
-    // By one block: the state that a segment adds, for kBlockV value features of a head.
+    // One block computes the state that a segment adds, for kBlockV value features of a head.
     static KGEN_DEVICE void sum_segment(i64 H, i64 T, Rows<const Value> k, Rows<const Value> v,
                                         Rows<const W> w, float* segment_states, float* segment_decays) {
         // 1. The block's head, segment and value features.
@@ -41,7 +41,7 @@ struct ChunkedForward {
         Loop(rows, states, {step_rows(w, span, h), nullptr}).sum_segment();
     }
 
-    // By one block: y of a segment, for kBlockV value features of a head.
+    // One block computes y of a segment, for kBlockV value features of a head.
     static KGEN_DEVICE void forward(i64 H, i64 T, const Offset* cu_seqlens, Rows<const Value> r,
                                     Rows<const Value> k, Rows<const Value> v, Rows<const W> w, const U* u,
                                     const float* initial_state, const float* segment_states,
@@ -59,7 +59,7 @@ struct ChunkedForward {
             step_rows(v, span, h).from(value), step_rows(y, span, h).from(value),
             place.first, place.end, min(kV - value, kBlockV), scale, 1.0f};
 
-        // 2. The segment's initial state: that of the sequence, decayed, and what earlier segments add.
+        // 2. The segment's initial state: the decayed initial state of the sequence, and what earlier segments add.
         RecurrenceStates states{};
         if (initial_state != nullptr) states.initial_state = initial_state + state;
         states.initial_key_stride = states.final_key_stride = kV;

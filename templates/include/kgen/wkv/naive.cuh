@@ -1,4 +1,4 @@
-// What the naive kernels of wkv5 and wkv6 take per step, by one thread, from global memory.
+// What the naive kernels of wkv5 and wkv6 compute per step, by one thread, from global memory.
 #pragma once
 
 #include "kgen/chunked/decay_form.cuh"
@@ -6,7 +6,7 @@
 
 namespace kgen::wkv {
 
-// D of a loop in memory whose rows are keys.
+// D of a recurrence in memory whose rows are keys.
 template <DecayForm Form, class W>
 struct RowDecay {
     static constexpr bool kDecays = true;
@@ -14,7 +14,7 @@ struct RowDecay {
     KGEN_DEVICE float operator()(i64 t, i64 row) const { return decay_of<Form>(w(t, row)); }
 };
 
-// D of a loop in memory whose columns are keys.
+// D of a recurrence in memory whose columns are keys.
 template <DecayForm Form, class W>
 struct ColumnDecay {
     static constexpr bool kDecays = true;

@@ -1,5 +1,5 @@
-// Sums of partial gradients of u and w, always in the same order, compensated: a plain running sum would lose
-// more than the definition's, which is a tree.
+// Sums of partial gradients of u and w. They are always in the same order, and compensated: a plain running sum would
+// lose more than the definition's sum, which is a tree.
 #pragma once
 
 #include "kgen/primitives/block.cuh"
@@ -20,7 +20,7 @@ KGEN_DEVICE void sum_sequences(const float* parts, i64 N, i64 features, T* sums)
     sums[feature] = from_float<T>(sum.value());
 }
 
-// sums[h, key] = sum over batch and chunks of parts [B, H, chunks, K]. Block number `block` has 8 of the H * K
+// sums[h, key] = sum over batch and chunks of parts [B, H, chunks, K]. Block number `block` computes 8 of the H * K
 // features; a warp reads 8 features of four parts at a time. Pdl: the kernel that writes the parts may still run.
 //
 // Shared memory: float row_sums[Threads / 8][8].

@@ -1,4 +1,4 @@
-// Gradients of 16 steps of wkv5 and wkv6 from the states at their ends, on CUDA cores: a lane has a key.
+// Gradients of 16 steps of wkv5 and wkv6 from the states at their ends, on CUDA cores; each lane has one key.
 //
 // Per key, with decays d_t, g_j = scale * gy_j, n_sj = v_s . g_j, D(s, j) = d_{s+1} ... d_{j-1}, S the state before the
 // 16 steps and G the gradient of the state after them (the key's rows):
@@ -11,14 +11,15 @@
 //     a_js   = r_j k_s D(s, j), a_ss = r u k: attention scores; gv_s takes sum_j (sum over keys of a_js) g_j
 //
 // Accuracy: sums with D run from the far end, one decay and one term at a time, so that a decay multiplies a sum, as in
-// the recurrence, and not each term by itself: where terms of neighbouring steps cancel, errors of decays cancel as
-// well. Nothing is divided by a decay, no sum is subtracted from another one, and only what a gradient depends on is
-// added: gd is as accurate as fp32 however small it is, and NaN reaches only what depends on it.
+// the recurrence, and not each term by itself: where terms of adjacent steps cancel, errors of decays cancel as well.
+// Nothing is divided by a decay, no sum is subtracted from another, and only what a gradient depends on is added: gd is
+// as accurate as fp32 however small it is, and NaN reaches only what depends on it.
 //
-// The 16 steps are two halves of 8. What one half contributes to the other goes through the state between them: two
-// multiply-adds per score of steps instead of eight instructions, and one product of matrices for the sums over keys.
+// The 16 steps are two halves of 8. What one half contributes to the other goes through the state between them. This
+// takes two multiply-adds per score of steps instead of eight instructions, and one matrix product for the sums over
+// keys.
 //
-// Synchronisation: by a whole warp, warp barriers only.
+// Synchronisation: called by a whole warp; warp barriers only.
 #pragma once
 
 #include "kgen/chunked/chunk_decay.cuh"
@@ -27,12 +28,13 @@
 namespace kgen::wkv {
 
 constexpr int kHalfSteps = kSubSteps / 2;
-// Scores of steps s <= j of the same half, by s and then by j, early half first; and of different halves, [s][j].
+// Scores of steps s <= j of the same half, ordered by s and then by j, early half first; scores of different halves,
+// [s][j].
 constexpr int kScores = kHalfSteps * (kHalfSteps + 1);
 constexpr int kScoresPadded = ceil_div(kScores, 16) * 16;
 constexpr int kCrossScores = kHalfSteps * kHalfSteps;
-// Where tensor cores have the scores of halves of 4 and 2 steps too (level_scores.cuh), by pairs of steps 2p, 2p + 1:
-// a of step 2p by itself, a of both, a of step 2p + 1 by itself.
+// If tensor cores compute the scores of halves of 4 and 2 steps too (level_scores.cuh), by pairs of steps 2p, 2p + 1: a
+// of step 2p with itself, a of both steps, a of step 2p + 1 with itself.
 constexpr int kNearScores = kSubSteps + kSubSteps / 2;
 
 // Sums of Count scores over a warp's keys, folded 16 at a time in the order in which they are computed.
@@ -64,7 +66,7 @@ private:
         if (lane_id() % 2 == 0) sums_[16 * set + lane_id() / 2] = sum;
     }
 
-    // The last 8.
+    // Folds the last 8 terms.
     KGEN_DEVICE void fold_half(int set) {
         float terms[8];
 #pragma unroll
@@ -77,9 +79,9 @@ private:
     float terms_[16];
 };
 
-// The type that products of these steps are summed in: fp64 where gw is fp32. Sums over values come first here, and
-// where these have one sign while steps cancel, fp32's rounding is several times that of the recurrence, which sums
-// over steps first.
+// The type in which products of these steps are summed: fp64 if gw is fp32. These products sum over values first; where
+// values have one sign while steps cancel, fp32's rounding is several times that of the recurrence, which sums over
+// steps first.
 template <bool Precise>
 struct ScoreReal {
     using Type = double;
@@ -89,12 +91,12 @@ struct ScoreReal<false> {
     using Type = float;
 };
 
-// A lane's key: its rows of the 16 steps, and what the states at their ends give.
+// A lane's key: its rows of the 16 steps, and its products with the states at their ends.
 struct KeySteps {
     float r[kSubSteps], k[kSubSteps], d[kSubSteps];
     float state_g[kSubSteps];     // S g of each
     float gradient_v[kSubSteps];  // G v of each
-    float u, gradient_u;  // as scores, and as gr and gk take it
+    float u, gradient_u;  // u for scores; u for gr and gk
     float inner;  // S . G
 };
 
@@ -118,7 +120,7 @@ struct ValueProducts {
     }
 };
 
-// Products n of a row from column `from` up to `to`, multiples of 4.
+// Loads the products n of a row from column `from` up to `to`, multiples of 4.
 template <class Real>
 KGEN_DEVICE void load_products(const Real* row, int from, int to, Real (&n)[kSubSteps]) {
     constexpr int kVec = 16 / static_cast<int>(sizeof(Real));
@@ -130,7 +132,8 @@ KGEN_DEVICE void load_products(const Real* row, int from, int to, Real (&n)[kSub
     }
 }
 
-// Rows of the factors of scores for halves of 4 and of 2 steps, of the half from First on: put_row(steps, t, x).
+// Passes on the rows of factors of scores for halves of 4 and of 2 steps, in the half from First on: put_row(steps, t,
+// x).
 template <int First, class PutRow>
 KGEN_DEVICE void put_level_rows(const KeySteps& x, PutRow put_row) {
 #pragma unroll
@@ -150,8 +153,8 @@ KGEN_DEVICE void put_level_rows(const KeySteps& x, PutRow put_row) {
         }
 }
 
-// One half, the steps from First on. `read`, `back` and `inner` are S g, G v and S . G for the states at its ends.
-// Levels: of its scores only those of kNearScores are computed here.
+// Gradients of one half, the steps from First on. `read`, `back` and `inner` are S g, G v and S . G for the states at
+// its ends. Levels: only the kNearScores of its scores are computed here.
 template <int First, bool Levels, class Real, class Scores, class PutStep>
 KGEN_DEVICE float half_gradients(const KeySteps& x, Real (&read)[kHalfSteps],
                              const Real (&back)[kHalfSteps], Real inner,
@@ -202,11 +205,12 @@ KGEN_DEVICE float half_gradients(const KeySteps& x, Real (&read)[kHalfSteps],
     return gu;
 }
 
-// All 16 steps. sums: kScoresPadded, or kNearScores if Levels. put_step(t, gr, gk, d, gd) gets the gradients of one
-// step, gd by its decay d; put_row(steps, t, x) gets the factors of the scores across halves of `steps` steps: k of an
-// early step times the decays up to the middle, r of a late step times the decays from there. The halves have 8 steps,
-// if Levels also 4 and 2. load_late reads r, k, d and gradient_v of the late steps again, which need no registers in
-// between. Returns sum_t n_tt r_t k_t. A lane without a key has zeros.
+// Gradients of all 16 steps. sums: kScoresPadded, or kNearScores if Levels. put_step(t, gr, gk, d, gd) receives the
+// gradients of one step; gd is with respect to its decay d. put_row(steps, t, x) receives the factors of the scores
+// across halves of `steps` steps: k of an early step times the decays up to the middle, r of a late step times the
+// decays from there. The halves have 8 steps, and if Levels also 4 and 2. load_late reads r, k, d and gradient_v of the
+// late steps again, so that they need no registers in between. Returns sum_t n_tt r_t k_t. A lane without a key has
+// zeros.
 template <bool Levels, class Real, class PutStep, class PutRow, class LoadLate>
 KGEN_DEVICE float step_gradients(KeySteps& x, const ValueProducts<Real>& products, float* sums,
                              PutStep put_step, PutRow put_row, LoadLate load_late) {
@@ -265,8 +269,8 @@ KGEN_DEVICE float step_gradients(KeySteps& x, const ValueProducts<Real>& product
     return gu;
 }
 
-// gv of Count values: out(s, i, inter(s, i) + factor * sum_{j>=s} a_js g_j). `sums` are kScoresPadded, `crosses`
-// kCrossScores; g is zero where there is no step.
+// gv of Count values: out(s, i, inter(s, i) + factor * sum_{j>=s} a_js g_j). `sums` has kScoresPadded scores, `crosses`
+// kCrossScores; g is zero for steps that do not exist.
 template <int Count, class Inter, class Out>
 KGEN_DEVICE void multiply_scores(const float* sums, const float* crosses,
                             const float (&g)[Count][kSubSteps], float factor, Inter inter,

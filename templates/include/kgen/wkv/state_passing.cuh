@@ -1,11 +1,11 @@
-// State passing within a chunk, in wkv5's and wkv6's backward pass: the state and its gradient move on by 16 steps at a
+// State passing within a chunk, in wkv5's and wkv6's backward pass: the state and its gradient advance by 16 steps at a
 // time, in registers.
 //
 //     1. forward     state_g = S g_j of 16 steps, S the state before them; then S after them
 //     2. backward    G v_s of 16 steps, G after them; S . G; gv_s = G^T f_s; then G before them
 //
-// Layout: a warp has 16 keys and all values of both. Only gv is a sum over warps: for it G goes through shared memory
-// (inter_chunk_gv.cuh). Shared memory: chunk_memory.cuh.
+// Layout: each warp has 16 keys and all values of both. Only gv is a sum over warps: for gv, G goes through shared
+// memory (inter_chunk_gv.cuh). Shared memory: chunk_memory.cuh.
 //
 // Synchronisation: a warp reads and writes its own keys; for gv two block barriers per 16 steps.
 #pragma once
@@ -34,8 +34,8 @@ public:
     const Memory& at;
     float scale;
 
-    // Rows of r times the decays since the first of 16 steps, rows of k times the decays up to the last; a lane has
-    // one of its warp's keys and 16 steps. w: the head's row, if w has no steps.
+    // Stores rows of r times the decays since the first of 16 steps, and rows of k times the decays up to the last. A
+    // lane has one of its warp's keys and 16 steps. w: the head's row, if w has no steps.
     KGEN_DEVICE void apply_decays(const Index& index, const W* w) const {
         const T *rows_r = at.chunk_r(), *rows_k = at.chunk_k();
         const W* rows_w = at.chunk_w();
@@ -75,8 +75,9 @@ public:
         }
     }
 
-    // states[0] is loaded. state: that before the chunk in the workspace, this warp's tile; gradient: that of the state
-    // after the chunk, overwritten by the one before it if C::kSequential.
+    // states[0] is already loaded. state: this warp's tile of the state before the chunk, in the workspace. gradient:
+    // the tile of the gradient of the state after the chunk; if C::kSequential, it is overwritten by the gradient
+    // before the chunk.
     KGEN_DEVICE void run(Tile (&states)[kSubs], const float* state, float* gradient) const {
         const MmaLane lane = mma_lane();
         // 1. Forward: S g, and the states before each 16 steps but the first. G is loaded once the first state is no
@@ -101,7 +102,7 @@ public:
             const Inter inter_gv(at.gradient, decayed_k, kWideStride);
             inter_gv.put_keys(decayed_k, kWideStride, at.key0);
             float products[2], out[2][4];
-            // The first state again: the later ones have left their registers.
+            // Load the first state again: by now the later states have left their registers.
             if (sub == kSubs / 2 - 1) states[0].load_fragments(state);
             states[sub].dot(back, products);
 #pragma unroll
@@ -138,7 +139,7 @@ public:
     }
 
 private:
-    // Accumulators (keys g and g + 8, steps 8 n + {2q, 2q + 1}) to rows of keys.
+    // Stores accumulators (keys g and g + 8, steps 8 n + {2q, 2q + 1}) as rows of keys.
     KGEN_DEVICE void store_rows_of_keys(float* rows, const float (&sums)[2][4],
                                         float factor) const {
         const MmaLane lane = mma_lane();

@@ -7,18 +7,18 @@
 //     gk_t = (P_16 / P_{t+1}) G v_t      + sum_{u > t} P_u / P_{t+1} n_ut r_u      + n_tt u r_t
 //     gw_t = P_16 sum_v S * G            + sum over pairs s < t < u, s = S or u = G included
 //
-// Sums over pairs are by halving (kgen/wkv7/halved_steps.cuh). gw is the sum over pairs that a step lies between: k_s
-// gk_s of a level for the steps after s in the early half, r_u gr_u for those before u in the late half. No quotient
-// and no difference of sums is formed.
+// Sums over pairs are computed by halving (kgen/wkv7/halved_steps.cuh). gw of a step is the sum over the pairs that the
+// step lies between: at each level k_s gk_s counts for the steps after s in the early half, and r_u gr_u for the steps
+// before u in the late half. No quotient and no difference of sums is formed.
 //
 // The attention scores A_ts = sum_k r_t P_t / P_{s+1} k_s that gv needs are products of the same rows, summed over the
-// warp's keys; the bonus sum_k r u k is that of s = t.
+// warp's keys. For s = t the score is the bonus sum_k r u k.
 //
-// Layout: halved_steps.cuh. Scores: a lane has those of step `slot g` with the steps of slots 8 + 2q, 9 + 2q (far); and
-// with slots 2q, 2q + 1, or of slot 8 + g with slots 8 + 2q, 9 + 2q, whichever are later (near); where q == g / 2, both
-// bonuses and the score of neighbours.
+// Layout: see halved_steps.cuh. Scores: a lane has `far`, the scores of slot g with the slots 8 + 2q and 9 + 2q, and
+// `near`, the scores of slot g with the slots 2q and 2q + 1, or of slot 8 + g with the slots 8 + 2q and 9 + 2q,
+// whichever steps are later. Where q == g / 2, `near` is instead both bonuses and the score of adjacent steps.
 //
-// Precision: TF32 for gradients, RowTerms bf16 terms of rows for scores. NaN and Inf of one step reach others
+// Precision: TF32 for gradients, RowTerms bf16 terms of rows for scores. NaN and Inf of one step reach other steps
 // through masks: see gradient_loop.cuh.
 #pragma once
 
@@ -32,20 +32,20 @@ namespace kgen::wkv6 {
 // Two neighbouring slots of a key: [2 * half + key], as operand A of products over slots.
 using SlotWords = u32[4];
 
-// From a tile of rows of 16 steps and 16 keys.
+// Loads them from a tile of rows of 16 steps and 16 keys.
 KGEN_DEVICE void load_slots(SlotWords& words, const u16* tile) {
     const int lane = lane_id(), row = wkv7::slot_step(lane % 8 + lane / 16 * 8);
     ldmatrix<4, true>(words, tile + SwizzledTile<bf16, 16>::offset(row, lane / 8 % 2));
 }
 
-// W: of w; Form: of the decays.
-// RowTerms: bf16 terms of rows for scores.
+// W: dtype of w; Form: of the decays; RowTerms: bf16 terms of rows for scores.
 template <class W, DecayForm Form, int RowTerms>
 struct GradientLane : wkv7::HalvedSteps {
     SlotWords r, k;
     Steps d, gr, gk;  // d: decays; 1 after the last step
-    // Of each key: decays of a half of 4 steps, and of 8, before the late pair of steps there and behind the early one;
-    // of 16 [half], before and behind the pair; of all.
+    // Products of decays for each key. before_n and behind_n of a half of n steps (4 or 8): the steps before the late
+    // pair of the lane, and those after its early pair; of 16 steps: [half], before and after the pair; kept: all
+    // steps.
     float before_4[2], behind_4[2], before_8[2], behind_8[2], before_16[2][2], behind_16[2][2], kept[2];
     float far[2], near_scores[2], neighbours, bonus[2];  // scores
 
@@ -57,8 +57,8 @@ struct GradientLane : wkv7::HalvedSteps {
     KGEN_DEVICE float r_at(int half, int i) const { return value<bf16>(r, half, i); }
     KGEN_DEVICE float k_at(int half, int i) const { return value<bf16>(k, half, i); }
 
-    // Decays of the w of 16 steps; constants: of the lane's two keys, if w has no steps. `steps` exist. slopes: room
-    // for four floats of the lane, and again 4 * kWarpSize floats further on.
+    // Sets the decays from w of 16 steps, or from `constants` of the lane's two keys if w has no steps. `steps` steps
+    // exist. slopes: room for four floats per lane, and four more 4 * kWarpSize floats further on.
     KGEN_DEVICE void set_decays(const u16* tile, int steps, float* slopes) {
         SlotWords words;
         load_slots(words, tile);
@@ -79,7 +79,7 @@ struct GradientLane : wkv7::HalvedSteps {
             put_decays(steps, [&](int half, int i) { return decay_of<Form, false>(value<W>(words, half, i)); });
         }
     }
-    // gw by w instead of the decay's logarithm. Where exp(w) is infinite gw is 0.
+    // Turns gw with respect to the decay's logarithm into gw with respect to w. Where exp(w) is infinite, gw is 0.
     KGEN_DEVICE void multiply_slopes(const float* slopes) {
         if constexpr (Form == DecayForm::raw) {
 #pragma unroll
@@ -94,7 +94,7 @@ struct GradientLane : wkv7::HalvedSteps {
         put_decays(steps, [&](int, int i) { return constants[i / 2]; });
     }
 
-    // Rows times decays, as operand A over slots: r from the beginning of the chunk, k to its end.
+    // Rows times decays, as operand A over slots: r decayed from the beginning of the chunk, k decayed to its end.
     template <int Terms>
     KGEN_DEVICE void decayed_r(u32 (&words)[4][Terms], float scale) const {
         decayed(words, [&](int half, int i) {
@@ -106,7 +106,7 @@ struct GradientLane : wkv7::HalvedSteps {
         decayed(words, [&](int half, int i) { return k_at(half, i) * behind(half, i, behind_16[half][i / 2]); });
     }
 
-    // What reads the states: by_r = S gy, by_k = G v, both = sum_v S * G per key.
+    // Adds the parts that read the states: by_r = S gy, by_k = G v, both = sum_v S * G per key.
     KGEN_DEVICE void add_states(const Steps& by_r, const Steps& by_k, const float (&both)[2], float scale) {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
@@ -119,12 +119,12 @@ struct GradientLane : wkv7::HalvedSteps {
         descend_from_chunk(ahead(), back());
     }
 
-    // What a step reads of itself, and of its neighbour in a block of 2; the last terms of gr and gk. n: products of
-    // rows t of gy and columns s of v, by slots, times scale; u, gu: of the lane's keys.
+    // Adds the pairs of adjacent steps, and of each step with itself: the last terms of gr and gk. n: products of rows
+    // t of gy and columns s of v, by slots, times scale; u, gu: of the lane's keys.
     KGEN_DEVICE void add_neighbours(const float (&n)[2][4], const float (&u)[2], float (&gu)[2]) {
         const MmaLane lane = mma_lane();
-        float own[2][2], pair[2];  // n of slots 2q and 2q + 1, or 8 + 2q and 9 + 2q, of each with itself; of both
-        const int even = 9 * lane.q, odd = even + 4;  // the lanes that have them
+        float own[2][2], pair[2];  // n of slots 2q, 2q + 1 (8 + 2q, 9 + 2q): each with itself; the two
+        const int even = 9 * lane.q, odd = even + 4;  // the lanes that have these n
         own[0][0] = shfl(n[0][0], even);
         own[0][1] = shfl(n[0][1], odd);
         own[1][0] = shfl(n[1][2], even);
@@ -149,7 +149,7 @@ struct GradientLane : wkv7::HalvedSteps {
                     gk[half][i] = fma(pair[half], r_at(half, other), gk[half][i]);
                 }
             }
-        // Sums over the keys of all lanes, of the slots 2q + g % 2 and 8 + 2q + g % 2.
+        // Sums over the keys of all lanes, for the slots 2q + g % 2 and 8 + 2q + g % 2.
         const bool second = lane.g % 2 != 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -158,7 +158,7 @@ struct GradientLane : wkv7::HalvedSteps {
             sum += shfl_xor(sum, 8);
             bonus[half] = sum + shfl_xor(sum, 16);
         }
-        // The score of neighbours: early slots 2q and 9 + 2q, late ones 2q + 1 and 8 + 2q; no decays.
+        // The score of adjacent steps, without decays: early slots 2q and 9 + 2q, late slots 2q + 1 and 8 + 2q.
         u32 late[2], early[2];
 #pragma unroll
         for (int key = 0; key < 2; ++key) {
@@ -170,15 +170,15 @@ struct GradientLane : wkv7::HalvedSteps {
         neighbours = second ? sums[1] : sums[0];
     }
 
-    // Pairs of steps of different halves of blocks of 2 * kHalf steps, 2 <= kHalf <= 8. n: as above; m: its transpose,
-    // rows s and columns t.
-    // The barrier keeps operands of later levels out of registers.
+    // Adds the pairs of steps in different halves of blocks of 2 * kHalf steps, 2 <= kHalf <= 8. n: as in
+    // add_neighbours; m: its transpose, with rows s and columns t. The barrier keeps operands of later levels out of
+    // registers.
     template <int kHalf>
     KGEN_DEVICE void add_level(const float (&n)[2][4], const float (&m)[2][4]) {
         sync_warp();
         const MmaLane lane = mma_lane();
         const bool flips = flip<kHalf>();
-        // Whether the lane's products are of one block.
+        // Whether the two steps of the lane's products are in the same block.
         const bool same = kHalf == 8 || (kHalf == 4 ? (lane.g / 4 ^ lane.q / 2) == 1 : (lane.g / 2 ^ lane.q) == 1);
         u32 of_early[2], of_late[2];  // operands B
 #pragma unroll
@@ -198,7 +198,7 @@ struct GradientLane : wkv7::HalvedSteps {
             const int key = i / 2;
             const f32x2 two_r = unpack2<bf16>(kHalf < 8 && flips ? r[key] : r[2 + key]);
             const f32x2 two_k = unpack2<bf16>(kHalf < 8 && flips ? k[2 + key] : k[key]);
-            // Of the pair's other step, and of the rest of the half.
+            // Decays of the pair's other step; then of the rest of the half.
             const int which = i % 2;
             const float of_pair = which == 0 ? (flips ? 1.0f : d[1][2 * key + 1]) : flips ? d[0][2 * key] : 1.0f;
             const float for_pair = which == 0 ? (flips ? 1.0f : d[0][2 * key + 1]) : flips ? d[1][2 * key] : 1.0f;
@@ -210,7 +210,7 @@ struct GradientLane : wkv7::HalvedSteps {
             of_r[place] = bit_cast<u32>(late_row[i]);
             of_k[place] = bit_cast<u32>(early_row[i]);
         }
-        // Operands are not rounded but cut off, which this factor makes up for.
+        // Operands are truncated instead of rounded; this factor compensates the mean loss.
         constexpr float kRounding = kNearTf32 * kNearTf32;
         const float share = flips ? 0.0f : kRounding, other = kRounding - share;
         Half by_r = {}, by_k = {};
@@ -226,7 +226,7 @@ struct GradientLane : wkv7::HalvedSteps {
         }
     }
 
-    // All levels, and gw between them. The last terms of gr and gk are those of add_neighbours.
+    // Adds all levels, and gw between them. The last terms of gr and gk are those of add_neighbours.
     KGEN_DEVICE void add_levels(const float (&n)[2][4], const float (&m)[2][4]) {
         add_level<8>(n, m);
         descend<4>(ahead(), back());
@@ -236,14 +236,14 @@ struct GradientLane : wkv7::HalvedSteps {
         descend<1>(ahead(), back());
     }
 
-    // The scores of a chunk as operand A of gv, rows s and columns t >= s, two terms; from sums over all keys:
-    // x: far, near; last: the third of the scores where q == g / 2.
+    // The scores of a chunk as operand A of gv, rows s and columns t >= s, in Terms terms, from sums over all keys: x:
+    // far, near; last: the third score where q == g / 2.
     template <int Terms>
     static KGEN_DEVICE void score_operands(u32 (&terms)[Terms][4], const float (&x)[4], float last) {
         const MmaLane lane = mma_lane();
         const int middle = lane.g / 2;
         const bool second = lane.g % 2 != 0, at = lane.q == middle;
-        // Slots 0 to 7: near scores if they are of later slots; the bonus is the first one (g even) or the second.
+        // Slots 0 to 7: near scores if the other slots are later; the bonus is the first score (g even) or the second.
         const bool of_low = lane.q > middle, of_high = lane.q < middle;
         const float low[2] = {of_low || (at && !second) ? x[2] : 0.0f, of_low || at ? x[3] : 0.0f};
         const float high[2] = {of_high || (at && second) ? x[2] : (at ? last : 0.0f),
@@ -274,7 +274,7 @@ struct GradientLane : wkv7::HalvedSteps {
     }
 
 private:
-    // The sums of gw are those of the levels so far: gr and gk have no terms of the step itself and its neighbour yet.
+    // Sums of gw over the levels so far: gr and gk do not yet have the terms of the step itself and of its neighbour.
     KGEN_DEVICE auto ahead() const {
         return [this](int half, int i) { return k_at(half, i) * gk[half][i]; };
     }
@@ -282,7 +282,7 @@ private:
         return [this](int half, int i) { return r_at(half, i) * gr[half][i]; };
     }
 
-    // The decays before or behind a step, from those before or behind its pair.
+    // The decays before (after) a step, from those before (after) its pair.
     KGEN_DEVICE float before(int half, int i, float pair) const {
         return i % 2 != half ? d[half][i - i % 2 + half] * pair : pair;
     }
@@ -305,7 +305,7 @@ private:
             float all[2], before_near[2], behind_near[2], before_wide[2], behind_wide[2];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                // Of the neighbouring block of 2 steps, and of 4; whether they are before the pair.
+                // Decays of the neighbouring block of 2 steps, and of 4; whether this block is before the pair.
                 const float two = d[half][2 * key] * d[half][2 * key + 1], near = shfl_xor(two, 1);
                 const float wide = shfl_xor(two * near, 2);
                 const bool near_first = flip_near == (half == 0), wide_first = flip_wide == (half == 0);
@@ -336,7 +336,8 @@ private:
                 split_bf16(at(half, 2 * key), at(half, 2 * key + 1), words[2 * half + key]);
     }
 
-    // Scores of a level, rows early steps and columns late ones: low terms of early rows are rows 8 to 15.
+    // Computes the scores of a level: rows are early steps, columns late ones. Rows 8 to 15 are the early rows' low
+    // terms.
     template <int kHalf>
     KGEN_DEVICE void put_scores(const Half& late_row, const Half& early_row, bool same) {
         u32 of_late[RowTerms][2], of_early[4] = {};  // [term][key]

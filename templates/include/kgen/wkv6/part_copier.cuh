@@ -1,6 +1,6 @@
-// Asynchronous copies of a tensor's rows by one warp: of 16 steps a tile of 16 columns after the other, then of later
-// steps. The tiles are those of kgen/wkv7/tile_copier.cuh, but here a lane's places stay in registers, which saves
-// twelve instructions per copy of a lane; it has at most two copies of a tile where `kFew`.
+// Asynchronous copies of a tensor's rows by one warp: first tile after tile of 16 columns of 16 steps, then later
+// steps. The tiles are those of kgen/wkv7/tile_copier.cuh, but a lane's offsets stay in registers here, which saves
+// twelve instructions per copy of a lane. With `kFew` a lane has at most two copies per tile.
 //
 // Synchronisation: the caller commits, waits, and calls sync_warp before the warp reads the tile.
 #pragma once
@@ -16,7 +16,7 @@ class PartCopier {
     using Tile = wkv7::TileCopier<T, Vec>;
     static constexpr int kVec = min(Vec, 16 / static_cast<int>(sizeof(T)));
     static constexpr int kPerRow = 16 / kVec, kCopies = ceil_div(16 * kPerRow, kWarpSize);
-    static constexpr int kRows = kWarpSize / kPerRow;  // of all lanes' copies, 16 or 8 where kFew
+    static constexpr int kRows = kWarpSize / kPerRow;  // that all lanes copy at once; 16 or 8 if kFew
     static constexpr bool kFew = kCopies <= 2;
     static constexpr int kPlaces = kFew ? kCopies : 1;
 
@@ -52,9 +52,10 @@ public:
     KGEN_DEVICE void advance(int columns, int steps) { next_ += columns + steps * stride_; }
 
 private:
-    static constexpr int kDistance = kRows / 4;  // steps from one copy of a lane to the next, where kFew
+    static constexpr int kDistance = kRows / 4;  // steps from one copy of a lane to the next, if kFew
 
-    // Of copy i of the lane. Neighbouring lanes take steps 4 apart, which lie side by side.
+    // Step and column of the lane's copy i. Neighbouring lanes take steps that are 4 apart, which are adjacent in a
+    // tile.
     static KGEN_DEVICE int own_step(int i) {
         const int row = lane_id() / kPerRow + i * kRows;
         return row % 4 * 4 + row / 4;

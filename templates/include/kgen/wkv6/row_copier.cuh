@@ -1,15 +1,15 @@
 // Asynchronous copies of whole rows of 16 steps, in pieces of 16 bytes, to rows that are swizzled within 128 bytes.
 //
-// A warp's copies from one line of global memory (128 bytes) to one line of shared memory take one cycle of it. Copies
-// from 16 lines take 16 cycles in whatever order they lie in shared memory, and whole rows of 128 bytes take 4, for the
-// same bytes. Where a row has parts in several lines of shared memory, it takes a cycle for each, or more.
+// A warp's copies from one 128-byte line of global memory to one line of shared memory take one cycle of shared memory.
+// Copies from 16 lines take 16 cycles, whatever their order in shared memory; whole rows of 128 bytes take 4 cycles for
+// the same bytes. A row with parts in several lines of shared memory takes a cycle for each line, or more.
 //
 // Layout (InputTile): 16 rows. 16-bit values as in swizzled_tile.cuh; fp32 in rows of a multiple of 128 bytes, where
 // chunk c of 16 bytes of row i lies at place c ^ 4 * (i / 2 % 2).
 //
 // Bank conflicts: those of swizzled_tile.cuh; none where a warp reads four columns of fp32 of rows i and i + 2.
 //
-// Synchronisation: the caller commits, waits, and then calls a barrier of the warps that copied before they read.
+// Synchronisation: the caller commits and waits, and then calls a barrier of the copying warps before they read.
 #pragma once
 
 #include "kgen/chunked/swizzled_tile.cuh"
@@ -19,7 +19,7 @@
 
 namespace kgen::wkv6 {
 
-// 16 rows of a tensor of T. A place is that of a 16-bit value.
+// 16 rows of a tensor of T. A place is an offset in 16-bit values.
 template <class T, int Columns>
 struct InputTile {
     static constexpr bool kWide = sizeof(T) > 2;
@@ -35,12 +35,12 @@ struct InputTile {
         if constexpr (kWide) return step * kRow + 8 * (chunk ^ swizzle(step)) + half % 8;
         return Tile::offset(step, chunk) + half % 8;
     }
-    // `steps` below a place, no bit of which is set in that place's step.
+    // The place `steps` rows below a place. No bit of `steps` is set in that place's step.
     static KGEN_DEVICE int below(int place, int steps) {
         if constexpr (kWide) return (place ^ 8 * swizzle(steps)) + steps * kRow;
         return place ^ Tile::offset(steps, 0);
     }
-    // 16 * square columns to the right of a place of the first 16.
+    // The place 16 * square columns to the right of a place in the first 16 columns.
     static KGEN_DEVICE int beside(int place, int square) {
         if constexpr (kWide) return (place ^ 32 * (square % 2)) + 64 * (square / 2);
         return Tile::beside(place, square);
@@ -52,7 +52,7 @@ private:
 
 // Steps in chunks of 16, without 64-bit arithmetic in a loop.
 class ChunkLengths {
-    int full_, last_;  // chunks of 16 steps, and steps of the one behind them
+    int full_, last_;  // number of chunks of 16 steps; steps of the chunk after them
 
 public:
     KGEN_DEVICE explicit ChunkLengths(i64 steps)
@@ -61,7 +61,7 @@ public:
     KGEN_DEVICE int of(int chunk) const { return chunk < full_ ? 16 : chunk == full_ ? last_ : 0; }
 };
 
-// By Warps warps; Columns: of a row, at most 512 bytes.
+// Runs on Warps warps; Columns: of a row, which has at most 512 bytes.
 template <class T, int Columns, int Warps = 1>
 class RowCopier {
     using Tile = InputTile<T, Columns>;
@@ -78,7 +78,7 @@ class RowCopier {
 public:
     static constexpr int kCopies = 16 / kRows;  // of a lane
 
-    // rank: of the thread among those of the warps. `width` columns exist.
+    // rank: the thread's number among the threads of the warps. `width` columns exist.
     KGEN_DEVICE explicit RowCopier(const StepPointer<T>& rows, int rank = lane_id(), int width = Columns)
         : next_(rows.first + step_at(rank) * rows.stride + column_at(rank)),
           stride_(rows.stride),
@@ -86,7 +86,7 @@ public:
           first_(column_at(rank) < width ? step_at(rank) : 16),
           used_(is_used(rank)) {}
 
-    // Of copy i of a thread: its step, its columns, which may lie behind the row, and its place in the tile.
+    // Step, first column and place in the tile of a thread's copy i. The columns may lie beyond the row.
     static KGEN_DEVICE int step_at(int rank, int i = 0) { return rank / kLanes + kRows * i; }
     static KGEN_DEVICE int column_at(int rank) { return rank % kLanes * kVec; }
     static KGEN_DEVICE int place_at(int rank, int i = 0) {
@@ -98,7 +98,7 @@ public:
         return (kPieces == kLanes || rank % kLanes < kPieces) && (kThreads == kUsed || rank < kUsed);
     }
 
-    // To which places the lane copies.
+    // Finds the places that the lane copies to.
     KGEN_DEVICE void find(int (&places)[kCopies]) const {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) places[i] = opaque(Tile::below(place_, kRows * i));

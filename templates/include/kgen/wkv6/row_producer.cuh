@@ -1,26 +1,28 @@
-// Rows with decays and scores of chunks of 16 steps of wkv5 and wkv6, for all value features of a head; bf16 operands
-// (mma, sm_80), any decay from 0 to 1: no exponent is above 0, and nothing branches on values.
+// Rows scaled by decays, and scores, of chunks of 16 steps of wkv5 and wkv6, for all value features of a head; bf16
+// operands (mma, sm_80), any decay from 0 to 1: no exponent is above 0, and nothing branches on values.
 //
 //     R_t = r_t d_0 ... d_{t-1}     K_s = k_s d_{s+1} ... d_15     P = d_0 ... d_15
 //     scores[t][s] = sum_k r_t d_{s+1} ... d_{t-1} k_s, s < t      scores[t][t] = sum_k r_t u k_t
 //
-// all by running products of decays. Scores are computed by halving (kgen/chunked/halving_decay.cuh): blocks of 16, 8,
-// 4 and 2 steps have a late half and an early half, and a late step t reads an early step s by
+// All decays are running products. Scores are computed by halving (kgen/chunked/halving_decay.cuh): blocks of 16, 8, 4
+// and 2 steps have a late half and an early half, and a late step t reads an early step s by
 //
 //     (r_t * d from the middle to before t) (k_s * d after s to the middle)
 //
-// where every factor is at most 1. Every pair s < t is of the level of the highest bit in which s and t differ.
+// where every factor is at most 1. A pair s < t belongs to the level of the highest bit in which s and t differ.
 //
-// A warp takes every Warps-th chunk, and has Warps intervals between block barriers for it: in each interval a part of
-// its keys, kPerPart tiles of 16. So no sum is over warps, and warps finish a chunk in turn, one per interval.
+// Each warp takes every Warps-th chunk, and has Warps intervals between block barriers for it: in each interval it
+// computes a part of the keys, kPerPart tiles of 16. So no sum is over warps, and the warps finish their chunks in
+// turn, one chunk per interval.
 //
-// A lane has four keys of two steps, `early` (0 to 7) and 15 - early: at each level one of them is of a late half and
-// one of an early half. So the eight lanes of a fragment's rows have all late steps, operand A, and all early steps,
-// operand B: a product for 16 keys and a level, from registers. Late rows are rows 0 to 7 of A at blocks of 2 and 8
-// steps, else rows 8 to 15, and the others zero, so that two levels share the sums of a product. Products of decays
-// over blocks of 1, 2, 4 and 8 steps come by shuffles; with one decay per head (!PerStep) they are powers of the lane's
-// own. With Powers they come from a table: at a level with blocks of half n the lane's late step t and its early step
-// have the same factor, d to the power t % n, and rows have d to the powers `early` and 15 - early.
+// Each lane has four keys of two steps, `early` (0 to 7) and 15 - early: at each level one of the two steps is in a
+// late half, the other one in an early half. The eight lanes that hold the rows of a fragment thus have all late steps
+// as operand A, and all early steps as operand B: one product per 16 keys and level, from registers. Late rows are rows
+// 0 to 7 of A for blocks of 2 and 8 steps, rows 8 to 15 otherwise, and the other rows are zero, so that two levels
+// share the sums of a product. Products of decays over blocks of 1, 2, 4 and 8 steps come by shuffles; with one decay
+// per head (!PerStep) they are powers of the lane's own decay. With Powers they come from a table: at a level with
+// halves of n steps the lane's late step t and its early step have the same factor, d to the power t % n, and rows have
+// d to the powers `early` and 15 - early.
 //
 // Layout in shared memory (struct ChunkBuffers), each tile swizzled (swizzled_tile.cuh):
 //
@@ -32,17 +34,17 @@
 //     float step_decay[kRow, or 0]        d of all steps, with one decay per head; with Powers [16][kRow + 16], its
 //                                         powers 0 to 15 (power_place)
 //     bf16 r, k and W w [Warps][Stages][kPerPart]: copies of the inputs of a part (part_copier.cuh); with RowCopies
-//                                         W w, bf16 r, k [Warps][2][16][kRow], of a chunk (row_copier.cuh)
+//                                         bf16 r, k and W w [Warps][2][16][kRow], of a chunk (row_copier.cuh)
 //
-// Rows beyond the last step are zero. Decays there are not 1, but nothing reads a state after them.
+// Rows beyond the last step are zero. Decays beyond it are not 1, but nothing reads a state after that step.
 //
-// Synchronisation: the caller ends each interval by a block barrier. Chunk n is read in the Warps-th interval after
-// that of its first part, so there are Warps + 1 slots. The constructor has a barrier of the producers (2). A warp
-// copies its inputs itself, Stages - 1 parts ahead, or with RowCopies one of its chunks ahead.
+// Synchronisation: the caller ends each interval by a block barrier. Chunk n is read in the Warps-th interval after the
+// one of its first part, so there are Warps + 1 slots. The constructor has a barrier of the producers (2). Each warp
+// copies its own inputs, Stages - 1 parts ahead, or with RowCopies one of its chunks ahead.
 //
-// Precision: rows are rounded to bf16 once, but late rows of blocks of 8 and 16 steps have two terms for scores, and so
-// do rows R for products with the state if RTerms is 2. Scores are summed in fp32 and stored in two terms; the bonus is
-// fp32.
+// Precision: rows are rounded to bf16 once, with two exceptions: late rows of blocks of 8 and 16 steps have two terms
+// for scores, and rows R have two terms for products with the state if RTerms is 2. Scores are summed in fp32 and
+// stored in two terms; the bonus is fp32.
 #pragma once
 
 #include "kgen/chunked/decay_form.cuh"
@@ -56,7 +58,7 @@ namespace kgen::wkv6 {
 
 enum Row { kRowR, kRowK, kRowRLow };
 
-// The copier of a tensor's rows, whole ones or parts of them.
+// The copier of a tensor's rows: of whole rows, or of parts of them.
 template <class T, int CopyVec, int Keys, bool RowCopies>
 struct InputCopier {
     using Type = RowCopier<T, Keys>;
@@ -66,8 +68,8 @@ struct InputCopier<T, CopyVec, Keys, false> {
     using Type = PartCopier<T, CopyVec>;
 };
 
-// The tiles in shared memory. Keys: of a head; Warps: producers; Powers: whether there is a table of powers; RTerms: of
-// rows R, 1 or 2.
+// The tiles in shared memory. Keys: number of keys of a head; Warps: number of producer warps; Powers: whether there is
+// a table of powers; RTerms: terms of rows R, 1 or 2.
 template <int Keys, int Warps, bool PerStep, bool Powers = false, int RTerms = 1>
 struct ChunkBuffers {
     static constexpr int kSlots = Warps + 1, kDecaySlots = PerStep ? kSlots : 1;
@@ -95,8 +97,8 @@ struct ChunkBuffers {
     }
     KGEN_DEVICE float* bonus() const { return floats() + kDecaySlots * kRow; }
     KGEN_DEVICE float* step_decay() const { return bonus() + kRow; }
-    // Of a power of the first key. The eight lanes that read at once have two powers, which differ by 1 or 2, and the
-    // same keys: rows of such powers are 64 bytes apart in the banks.
+    // Offset of a power for the first key. The eight lanes that read at once have two powers, which differ by 1 or 2,
+    // and the same keys; rows of such powers are 64 bytes apart in the banks.
     static KGEN_DEVICE int power_place(int power) {
         return power * (kRow + 16) + (power & 2) * 8;
     }
@@ -109,8 +111,8 @@ private:
 
 // `warp` is the caller's number among Warps. W, U: dtypes of w and u; PerStep: whether w has a row per step, else one
 // per head; CopyVec: elements per copy; Stages: parts of inputs in shared memory, one of them in use; Powers: factors
-// from a table, with one decay per head; FixedParts: the caller unrolls the parts of a chunk, so that the addresses of
-// inputs and tiles of keys are constants; RTerms: bf16 terms of rows R; RowCopies: copies are of whole rows.
+// come from a table, with one decay per head; FixedParts: the caller unrolls the parts of a chunk, so that the
+// addresses of inputs and tiles of keys are constants; RTerms: bf16 terms of rows R; RowCopies: whole rows are copied.
 template <class W, class U, DecayForm Form, bool PerStep, int Keys, int Warps, int CopyVec, int Stages,
           bool Powers = false, bool FixedParts = false, int RTerms = 1, bool RowCopies = false>
 class RowProducer {
@@ -124,7 +126,7 @@ class RowProducer {
     using TileW = wkv7::TileCopier<W, CopyVec>;
     using RowInput = InputTile<bf16, Keys>;
     using RowInputW = InputTile<W, Keys>;
-    // Where k and w lie after r.
+    // Offsets of k and w from r.
     static constexpr int kOfK = RowCopies ? RowInput::kElements : Tile::kElements, kOfW = 2 * kOfK;
     static_assert(Stages == 2 || Stages == 4, "stages are found by the low bits of a part's number");
     static_assert(RowInput::kElements == RowTile::kElements, "places of inputs are those of rows");
@@ -132,7 +134,7 @@ class RowProducer {
 
 public:
     static constexpr int kTiles = ceil_div(Keys, 16), kPerPart = ceil_div(kTiles, Warps);
-    // 16-bit values of a tile of keys, or of all keys; how many a warp has.
+    // 16-bit values of a tile of keys, or with RowCopies of all keys; number of such tiles of a warp.
     static constexpr int kInputs =
         kOfW + (!PerStep ? 0 : RowCopies ? RowInputW::kElements : TileW::kElements);
     static constexpr int kInputTiles = RowCopies ? 2 : Stages * kPerPart;
@@ -188,8 +190,8 @@ public:
         named_barrier_sync(2, kWarpSize * Warps);
     }
 
-    // Part 0 to Warps - 1 of the warp's chunk, in consecutive intervals. Behind the last one the warp has its next
-    // chunk, Warps chunks later.
+    // Computes part 0 to Warps - 1 of the warp's chunk, in consecutive intervals. After the last part the warp goes on
+    // to its next chunk, which is Warps chunks later.
     KGEN_DEVICE void put_part(int part) {
         if constexpr (!RowCopies) {
             cp_async_wait<Stages - 2>();
@@ -223,10 +225,10 @@ private:
     using Copier = typename InputCopier<bf16, CopyVec, Keys, RowCopies>::Type;
     using CopierW = typename InputCopier<W, CopyVec, Keys, RowCopies>::Type;
     using Quad = Vec<u32, 2>;     // bf16 of four keys
-    using Floats = float[2][4];  // of the two steps, by key
+    using Floats = float[2][4];  // of the lane's two steps, by key
 
-    // The early step of the lanes with row g of a fragment. In this order 16 lanes that read or write four keys of one
-    // of their steps meet no bank conflicts.
+    // The early step of the lanes that hold row g of a fragment. In this order, 16 lanes that read or write four keys
+    // of one of their steps have no bank conflicts.
     static KGEN_DEVICE int early_of(int g) { return g % 4 * 2 + g / 4; }
     static KGEN_DEVICE int early() { return early_of(mma_lane().g); }
     static KGEN_DEVICE int step(int which) { return which == 0 ? early() : 15 - early(); }
@@ -240,7 +242,7 @@ private:
         return {rows.first + 16 * chunk * rows.stride, rows.stride};
     }
 
-    // The scores that stay zero, the bonus, and the decays of a head.
+    // Stores the scores that stay zero, the bonus, and the decays if they are constant per head.
     KGEN_DEVICE void fill(int warp, const W* w, const U* u) const {
         const int rank = kWarpSize * warp + lane_id();
         u32* words = reinterpret_cast<u32*>(buffers_.scores(0));
@@ -265,7 +267,7 @@ private:
         }
     }
 
-    // The inputs of a part.
+    // The address of the inputs of a part.
     KGEN_DEVICE u16* inputs_of(int part) const {
         return inputs_ + (part & (Stages - 1)) * kPerPart * kInputs;
     }
@@ -276,8 +278,8 @@ private:
         left_ = static_cast<int>(max(min(steps_ - i64{chunk} * 16, i64{16}), i64{0}));
     }
 
-    // Starts the copies of the inputs of the next part; one group. It is part `fixed` from the beginning of the warp's
-    // chunk on.
+    // Starts the copies of the inputs of the next part to copy, as one group. With FixedParts this is part `fixed`,
+    // counted from the beginning of the warp's chunk.
     KGEN_DEVICE void copy(int fixed) {
         if constexpr (FixedParts) {
             if (fixed == Warps) {
@@ -299,7 +301,7 @@ private:
         advance(-kColumns * Warps, 16 * Warps);
     }
 
-    // Starts the copies of the inputs of the warp's next chunk; one group.
+    // Starts the copies of the inputs of the warp's next chunk, as one group.
     KGEN_DEVICE void copy_rows(u16* to, int chunk) {
         const int left = lengths_.of(chunk);
         int places[Copier::kCopies];
@@ -330,7 +332,7 @@ private:
         if constexpr (PerStep) w_.advance(columns, steps);
     }
 
-    // Four keys of the lane's two steps.
+    // Reads four keys of the lane's two steps.
     KGEN_DEVICE void read(Quad (&quads)[2], const u16* inputs, const int (&places)[2]) const {
 #pragma unroll
         for (int which = 0; which < 2; ++which)
@@ -344,7 +346,7 @@ private:
         return {{pack2<bf16>(x[0], x[1]), pack2<bf16>(x[2], x[3])}};
     }
 
-    // The decays of the lane's steps and keys.
+    // Reads the decays of the lane's steps and keys.
     KGEN_DEVICE void read_decays(Floats& decay, const u16* tiles, const int (&places)[2], int tile) const {
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
@@ -373,7 +375,7 @@ private:
         Half::template multiply<0>(sums_[kLevel / 2], late, typename Half::B{{k[0], k[1]}});
     }
 
-    // What pack(x) lost by rounding.
+    // The rounding error of pack(x).
     static KGEN_DEVICE Quad pack_rest(const float (&x)[4], const Quad& packed) {
         const Vec<float, 4> rounded = unpack(packed);
         float lost[4];
@@ -382,7 +384,7 @@ private:
         return pack(lost);
     }
 
-    // The same of rows in fp32; r in two terms, the small one first.
+    // The same for rows in fp32; r has two terms, and the low one is multiplied first.
     template <int kLevel>
     KGEN_DEVICE void multiply(const float (&r)[4], const float (&k)[4]) {
         const Quad high = pack(r), early = pack(k);
@@ -390,10 +392,10 @@ private:
         multiply<kLevel>(high, early);
     }
 
-    // The products of blocks of 2 << kLevel steps; r and k are multiplied by the decays to the middle.
+    // Adds the products of blocks of 2 << kLevel steps; r and k are already multiplied by the decays to the middle.
     template <int kLevel>
     KGEN_DEVICE void add_level(const Floats& r, const Floats& k) {
-        const bool flip = early() & 1 << kLevel;  // whether step(0), not step(1), is of a late half
+        const bool flip = early() & 1 << kLevel;  // whether step(0), not step(1), is in a late half
         float late[4], soon[4];
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
@@ -407,7 +409,8 @@ private:
         }
     }
 
-    // From blocks of kHalf steps to blocks of twice as many. all: the products of decays over the blocks of both steps.
+    // Extends r, k and all from blocks of kHalf steps to blocks of twice as many. all: the products of the decays over
+    // the blocks of both steps.
     template <int kHalf>
     static KGEN_DEVICE void widen(Floats& r, Floats& k, Floats& all) {
         constexpr int kDistance = kHalf == 1 ? 16 : kHalf == 2 ? 4 : 8;  // of lanes, see early_of
@@ -428,13 +431,13 @@ private:
         }
     }
 
-    // Factors of a level, 1 to 3, or of rows, 4 + which.
+    // The factors of a level, n = 1 to 3, or of rows, n = 4 + which.
     KGEN_DEVICE Vec<float, 4> powers(int n, int tile) const {
         return *reinterpret_cast<const Vec<float, 4>*>(buffers_.step_decay() +
                                                        places_of_powers_[n - 1] + 16 * tile);
     }
 
-    // The products of blocks of 2 << kLevel steps, of rows without decays.
+    // Adds the products of blocks of 2 << kLevel steps; r and k are rows without decays.
     template <int kLevel>
     KGEN_DEVICE void add_level_by_powers(const Floats& r, const Floats& k, int tile) {
         const bool flip = early() & 1 << kLevel;
@@ -454,7 +457,8 @@ private:
 
     KGEN_DEVICE void put_tile(int tile, const u16* inputs) {
         Quad copied_r[2], copied_k[2];
-        // With RowCopies of tile `tile` in rows. Opaque, or places of all tiles take registers through the loop.
+        // With RowCopies, offsets for tile `tile` of rows. Opaque: otherwise offsets of all tiles stay in registers in
+        // the loop.
         int places[2], places_w[2];
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
@@ -480,7 +484,7 @@ private:
                 own_[which] = fma(own_r[x] * bonus[x], own_k[x], own_[which]);
             }
         }
-        // 1. Scores: levels from neighbours, whose rows have no decays, to the halves of the chunk.
+        // 1. Scores: levels from adjacent steps, whose rows have no decays, to the halves of the chunk.
         const bool odd = early() & 1;
         Quad late, soon;
 #pragma unroll
@@ -535,7 +539,7 @@ private:
                  all[0][3] * all[1][3]}};
     }
 
-    // The chunk's scores, summed over all its keys, each to its place.
+    // Sums the chunk's scores over all its keys, and stores each at its place.
     KGEN_DEVICE void put_scores() {
         bf16* scores = buffers_.scores(chunk_);
 #pragma unroll
@@ -573,14 +577,14 @@ private:
     Buffers buffers_;
     int slot_, chunk_, part_ = 0;
     int copied_ = 0, copied_chunk_, copied_part_, left_;  // the next part to copy; how many of its steps exist
-    int places_[2], places_w_[2], places_of_rows_[2];     // of the lane's steps in tiles of r and k, of w, and of rows
-    int far_[2], near_[2];                                // of the lane's scores
+    int places_[2], places_w_[2], places_of_rows_[2];     // offsets of the lane's steps in tiles of r and k, w, rows
+    int far_[2], near_[2];                                // offsets of the lane's scores
     float sums_[2][4] = {};                               // scores, two of each level
     float own_[2] = {};                                   // sums of r u k of the lane's steps
     i64 steps_;
     u16* inputs_;
     ChunkLengths lengths_;
-    int to_next_ = kInputs;  // from the inputs of the warp's chunk to those of its next one; with RowCopies
+    int to_next_ = kInputs;  // with RowCopies: from the inputs of the warp's chunk to those of its next
     Copier r_, k_;
     CopierW w_;
     int places_of_powers_[5];  // of levels 1 to 3, and of the lane's steps

@@ -1,8 +1,8 @@
 // Common parts of all producers of a chunk of 16 steps of wkv7: tiles in shared memory, copies of the inputs, and the
 // triangular inverse; bf16.
 //
-//     rows         of tensors a, r, k and b with their decays                             [16][K], bf16
-//     decay        P of all steps, per key                                                [K], fp32
+//     rows         of tensors a, r, k and b, scaled by decays                             [16][K], bf16
+//     decay        P through the last step, per key                                       [K], fp32
 //     scores       A K^T  j < i        R B^T  j <= i      R K^T  j <= i                   [16][16], bf16 high and low
 //     inverse      (I - A B^T)^-1      j < i                                              transposed, likewise
 //
@@ -17,15 +17,16 @@
 //     float decay[4][kRow]
 //     W w and bf16 r, k, a, b [warps][tiles of a warp][Stages]: copies of the inputs, 16 keys each (tile_copier.cuh)
 //
-// Scores of steps with later steps are zero from the beginning where nothing writes them. Rows beyond the last step
-// are zero. Decays there are 1 where the Pass has kKeepsState; elsewhere nothing reads a later state.
+// Scores of a step with later steps are zero from the beginning where nothing writes them. Rows beyond the last step
+// are zero. Decays beyond the last step are 1 where the Pass has kKeepsState; in other loops nothing reads the state
+// after that step.
 //
-// A Pass is one of loop_passes.cuh.
+// Pass: one of loop_passes.cuh.
 //
-// Synchronisation: none here. The three stages of a chunk run in consecutive intervals between block barriers:
-// put_rows, put_scores, put_inverse; its reader follows in the next one. So four slots of rows and two of inverses. A
-// warp copies its inputs itself, Stages - 1 chunks ahead of put_rows; with RowCopies the warps copy rows for each other,
-// and await_inputs precedes the barrier that ends an interval.
+// Synchronisation: none here. The three stages of a chunk, put_rows, put_scores and put_inverse, run in consecutive
+// intervals between block barriers; the chunk is read in the interval after them. Hence four slots of rows and two of
+// inverses. Each warp copies its own inputs, Stages - 1 chunks ahead of put_rows. With RowCopies the warps copy rows
+// for each other, and await_inputs precedes the barrier that ends an interval.
 #pragma once
 
 #include "kgen/chunked/swizzled_tile.cuh"
@@ -37,7 +38,7 @@
 
 namespace kgen::wkv7 {
 
-// The tiles in shared memory. Keys: of a head.
+// The tiles in shared memory. Keys: number of keys of a head.
 template <int Keys, class Pass>
 struct ChunkBuffers {
     static constexpr int kSlots = 4, kTriangle = 24;
@@ -57,7 +58,7 @@ struct ChunkBuffers {
     bf16* first;
 
     static KGEN_DEVICE int slot(int chunk) { return chunk & (kSlots - 1); }
-    // All rows of a chunk; from there on, those of a tensor, term after term.
+    // All rows of a chunk. kRowsOf: the offset of a tensor's rows from there; the terms follow one another.
     KGEN_DEVICE bf16* rows(int chunk) const {
         return first + slot(chunk) * kRowTiles * RowTile::kElements;
     }
@@ -83,8 +84,9 @@ struct ChunkBuffers {
     }
 };
 
-// By Warps warps; `warp` is the caller's number among them. W: dtype of w; CopyVec: elements per copy; Stages: chunks
-// of inputs in shared memory, one of them in use; RowCopies: as above. A derived class has put_rows and put_scores.
+// Runs on Warps warps; `warp` is the caller's number among them. W: dtype of w; CopyVec: elements per copy; Stages:
+// chunks of inputs in shared memory, one of them in use; RowCopies: see above. A derived class adds put_rows and
+// put_scores.
 template <class Pass, class W, int Keys, int Warps, int CopyVec, int Stages, bool RowCopies>
 class ChunkProducer {
 protected:
@@ -92,14 +94,15 @@ protected:
     using Buffers = ChunkBuffers<Keys, Pass>;
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
-    // Where k, a, b and w lie after r.
+    // Offsets of k, a, b and w from r.
     static constexpr int kOfK = 256, kOfA = 2 * kOfK, kOfB = 3 * kOfK, kOfW = 4 * kOfK;
     static_assert(Stages == 2 || Stages == 4, "slots are found by the low bits of a chunk's number");
 
 public:
     static constexpr int kTiles = ceil_div(Keys, 16), kPerWarp = ceil_div(kTiles, Warps);
     static constexpr int kUnrolledTiles = Pass::kLevelTerms == 1 ? kPerWarp : 1;  // else addresses would spill
-    // 16-bit values of a tile of keys, and of a warp. WholeRowCopier asks for the shifts.
+    // 16-bit values of a tile of keys, and of a warp. The 16 values more per tile and per warp are shifts for
+    // WholeRowCopier.
     static constexpr int kInputs = kOfW + TileCopier<W, CopyVec>::kElements + (RowCopies ? 16 * Warps : 0);
     static constexpr int kWarpInputs = kPerWarp * Stages * kInputs + (RowCopies ? 16 : 0);
     static constexpr int kBytes = Buffers::kBytes + 2 * Warps * kWarpInputs;
@@ -132,12 +135,12 @@ public:
         }
     }
 
-    // With RowCopies, at the end of an interval: the thread's copies for the next put_rows are there.
+    // With RowCopies, at the end of an interval: waits for the thread's copies that the next put_rows reads.
     KGEN_DEVICE void await_inputs() const {
         if constexpr (RowCopies) cp_async_wait<Stages - 2>();
     }
 
-    // The inverse, by one of the warps; by another one for the next chunk.
+    // Computes the inverse. One warp does, and the warps take turns from chunk to chunk.
     KGEN_DEVICE void put_inverse(int chunk) const {
         if (warp_ != (chunk & (Warps - 1))) return;
         const int column = lane_id() % 16;
@@ -173,7 +176,8 @@ protected:
         return inputs_ + ((chunk & (Stages - 1)) * kPerWarp + n) * kInputs;
     }
 
-    // Lets the decays of steps beyond the last one be 1. The zeros that were copied are 1 in the form `log` alone.
+    // Sets the decays of steps beyond the last one to 1. Their w was copied as zero, which gives 1 in the form `log`
+    // alone.
     KGEN_DEVICE void keep_state_behind(int chunk) const {
         const int left = order_.left(chunk);
         if (left == 16) return;

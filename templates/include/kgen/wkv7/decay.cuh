@@ -25,7 +25,7 @@ using kgen::wkv::Rows;
 using kgen::wkv::Span;
 using kgen::wkv::step_pointer;
 
-// Whether outputs are that coarse that TF32 products do.
+// Whether outputs of type T are so coarse that TF32 products suffice.
 template <class T>
 constexpr bool kCoarse = false;
 template <>
@@ -39,12 +39,12 @@ enum class DecayForm { log, raw, clamp };
 
 constexpr float kClamp = 0.60653065971263342f;  // exp(-0.5): the largest -log(d) of clamp
 
-// The form as the recurrences of kgen/chunked/ name it; clamp has none.
+// The DecayForm of kgen/chunked/ that computes the same decay; clamp has none.
 template <DecayForm Form>
 constexpr kgen::DecayForm kSharedForm =
     Form == DecayForm::raw ? kgen::DecayForm::raw : kgen::DecayForm::log;
 
-// d of a w, within 2 ulp; the exponents of raw and clamp within 2 and 4 ulp.
+// d of w, within 2 ulp. The argument of exp has an error of its own: 2 ulp in the form raw, 4 ulp in the form clamp.
 template <DecayForm Form>
 KGEN_DEVICE float decay_of(float w) {
     if constexpr (Form == DecayForm::clamp) {
@@ -69,18 +69,18 @@ KGEN_DEVICE float fast_decay_of(float w) {
     }
 }
 
-// dd/dw of a w whose d is known.
+// dd/dw, from w and its d.
 template <DecayForm Form>
 KGEN_DEVICE float decay_slope(float w, float d) {
     if constexpr (Form == DecayForm::clamp) {
-        // 1 - sigmoid(w) would cancel where that is near 1.
+        // 1 - sigmoid(w) would cancel where sigmoid(w) is near 1.
         return -kClamp * sigmoid(w) * sigmoid(-w) * d;
     } else {
         return kgen::decay_slope<kSharedForm<Form>>(w, d);
     }
 }
 
-// d log(d)/dw of a w, by the special function unit; a finite number where w is one, so that 0 of a decay of 0 stays 0.
+// d log(d)/dw, by the special function unit. It is finite if w is, so that a gradient of 0 from a decay of 0 stays 0.
 template <DecayForm Form>
 KGEN_DEVICE float log_decay_slope(float w) {
     if constexpr (Form == DecayForm::clamp) {

@@ -1,12 +1,13 @@
-// Loads of rows whose end lies within a vector, without conditions.
+// Loads of rows whose end may lie within a vector, without conditions.
 #pragma once
 
 #include "kgen/primitives/memory.cuh"
 
 namespace kgen::wkv7 {
 
-// Elements `column` to column + 3 of a row of `Count`; the last ones in place of those behind the end. Without
-// conditions: a load under one is followed by a move that waits for it, and loads of a loop wait for each other.
+// Loads elements `column` to column + 3 of a row of `Count`, and the row's last elements in place of those beyond its
+// end. There are no conditions: a load under one is followed by a move that waits for it, so that the loads of a loop
+// would wait for each other.
 template <int CopyVec, int Count, class T>
 KGEN_DEVICE Vec<T, 4> load_existing(const T* row, int column) {
     constexpr int kEach = min(CopyVec, min(4, static_cast<int>(16 / sizeof(T))));

@@ -1,6 +1,6 @@
 // Columns of wkv7's state, or of its gradient, in chunks of 16 steps on fp64 tensor cores; any decay. Producer warps
-// compute the rows with their decays, the scores and the inverse of the chunk to come (f64_producer.cuh); consumer
-// warps have 16 value features of the state each.
+// compute the rows scaled by decays, the scores and the inverse of the next chunk (f64_producer.cuh). Each consumer
+// warp has 16 value features of the state.
 //
 // With S the state before a chunk, G the gradient of the state after it, g = scale * gy and D the product of the
 // chunk's decays:
@@ -11,20 +11,20 @@
 //                                         gv = K G + rk^T g + ak^T gsa
 //     S = D S + K^T v + B^T sa            G = D G + R^T g + A^T gsa
 //
-// so that both are one loop: rows read the state, and others update it with c (v or g) and the `first` output (sa or
-// gsa); `second` is gv.
+// so that both are one loop: some rows read the state; others update it, multiplied by c (v or g) and by the output
+// `first` (sa or gsa). The output `second` is gv.
 //
-// Precision: fp64, the state as well; outputs and checkpoints are rounded to fp32. NaN and Inf: as in
-// kgen/chunked/chunk_mma.cuh, where a result is not finite the block computes its sequence again, step by step.
+// Precision: fp64, also for the state; outputs and checkpoints are rounded to fp32. NaN and Inf: as in
+// kgen/chunked/chunk_mma.cuh; if a result is not finite, the block computes its sequence again, step by step.
 //
-// Layout: a consumer has the state, first and second transposed, as accumulators, whose rows are its value features.
-// Keys or steps 2q and 2q + 1 of accumulators are numbers q and q + 4 of an operand A.
+// Layout: a consumer holds the state, `first` and `second` as transposed accumulators: their rows are its value
+// features. Keys or steps 2q and 2q + 1 of accumulators are numbers q and q + 4 of an operand A.
 //
-// Shared memory: F64Tiles, the tensors once more.
+// Shared memory: F64Tiles, then a copy of the tensors (Kept).
 //
 // Synchronisation: one block barrier per chunk.
 //
-// A Config has what F64Producer asks for, and kWarps, consumers.
+// Config: that of F64Producer, plus kWarps, the number of consumer warps.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -47,7 +47,7 @@ struct F64Loop : ColumnTensors<typename Config::Value, typename Config::W> {
     static constexpr int kThreads = kWarpSize * (kWarps + kRowWarps), kColumns = 16 * kWarps;
     static constexpr int kTiles = 2 * Tiles::kKeyTiles;  // of 8 keys
     using State = Tile[kTiles];
-    // What only the repeat step by step reads. In registers it would be spilled.
+    // Data that only the step-by-step repetition reads. In registers it would be spilled.
     struct Kept {
         Tensors tensors;
         const float* start;
@@ -56,8 +56,8 @@ struct F64Loop : ColumnTensors<typename Config::Value, typename Config::W> {
     static constexpr int kKept = max(Tiles::kBytes, 4 * Config::kK * kColumns), kBytes = kKept + 256;
     static_assert(sizeof(Kept) <= 256, "its place in shared memory");
 
-    // start, end: states [K, V]. Pointers to states and rows begin with the block's first column. A null start is
-    // zero, a null end is not written.
+    // start, end: states [K, V]. Pointers to states and rows begin with the block's first column. A null start means
+    // zeros; a null end is not written.
     KGEN_DEVICE void operator()(const float* start, float* end) const {
         const int warp = thread_rank() / kWarpSize;
         const i64 chunks = ceil_div(steps, i64{16});
@@ -105,7 +105,7 @@ private:
         Value of[4][2];
     };
 
-    // Opaque, or the compiler would keep the state of the loop's next iteration in fp32 as well, and round it twice.
+    // Opaque: otherwise the compiler would keep the next iteration's state in fp32 as well, and round it twice.
     static KGEN_DEVICE double widened(float x) {
         double wide = x;
 #if !KGEN_HOST
@@ -114,7 +114,7 @@ private:
         return wide;
     }
 
-    // Of the i-th chunk of the loop; 0 where there is none.
+    // The first step of the i-th chunk of the loop; backward, 0 if there is no such chunk.
     static KGEN_DEVICE i64 begin_of(i64 i, i64 chunks) { return 16 * (kBack ? max(chunks - 1 - i, i64{0}) : i); }
 
     // Calls visit(tile, i, place, used) for each element of the warp's state; place: in a state [K, V].
@@ -135,7 +135,7 @@ private:
         }
     }
 
-    // Steps of a chunk from the lane's first one on.
+    // How many steps of a chunk exist from the lane's first step on.
     KGEN_DEVICE int left_at(i64 begin) const {
         return static_cast<int>(min(steps - begin, i64{16})) - 2 * mma_lane().q;
     }
@@ -159,7 +159,7 @@ private:
         to[0] = x[0], to[1] = x[2], to[2] = x[1], to[3] = x[3];
     }
 
-    // sums += x M^T for a matrix of scores, of which only a triangle is not zero.
+    // sums += x M^T for a matrix M of scores, of which only one triangle is not zero.
     static KGEN_DEVICE void multiply_matrix(Steps& sums, const Steps& x, int slot, int which) {
         const MmaLane lane = mma_lane();
         const double* from = Tiles::matrix(slot, which);
@@ -174,7 +174,7 @@ private:
             }
     }
 
-    // The chunk whose first step is `begin`.
+    // Computes the chunk whose first step is `begin`.
     KGEN_DEVICE void run(int slot, i64 begin, i64 next, int warp, State& state, Columns& raw, float& nonfinite) const {
         const MmaLane lane = mma_lane();
         Steps of_c;  // operands A
@@ -183,7 +183,7 @@ private:
             of_c[i / 4][i % 4] = static_cast<double>(c_factor) * to_float(raw.of[i / 2][i % 2]);
         load(raw, next, warp);
 
-        // 1. What the chunk reads of the state, and of c; the state's checkpoint. In turn, so that conversions and
+        // 1. The products that read the state and c; the state's checkpoint. They alternate, so that conversions and
         // products overlap.
         float* const checkpoint = checkpoints + begin / 16 * (Config::kK * pitch);
         Steps read = {}, out = {};
@@ -205,7 +205,7 @@ private:
         }
         multiply_matrix(read, of_c, slot, Tiles::kFirstOfC);
 
-        // 2. First.
+        // 2. The output `first`.
         Steps x, solved = {};
         operand_of(read[0], x[0]);
         operand_of(read[1], x[1]);
@@ -213,11 +213,11 @@ private:
         write(first, begin, warp, solved, 1.0f, nonfinite);
         operand_of(solved[0], x[0]);
         operand_of(solved[1], x[1]);
-        // Or the accumulators would be copied into an operand before each product.
+        // Opaque: otherwise the accumulators would be copied into an operand before each product.
 #pragma unroll
         for (int i = 0; i < 8; ++i) opaque(x[i / 4][i % 4], static_cast<u32>(steps >> 63));
 
-        // 3. Second.
+        // 3. The output `second`.
         if constexpr (kBack) {
             multiply_matrix(out, of_c, slot, Tiles::kSecondOfC);
             multiply_matrix(out, x, slot, Tiles::kSecondOfFirst);

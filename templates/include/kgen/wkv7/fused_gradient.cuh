@@ -1,15 +1,16 @@
-// The warpgroup of fused_loop.cuh that has the gradient G of the state: gsa and gv of a chunk of 32 steps of wkv7, and
-// what the other warpgroups read of X = diag(P_32) G and sa.
+// The warpgroup of fused_loop.cuh that holds the gradient G of the state. It computes gsa and gv of a chunk of 32 steps
+// of wkv7, and writes X = diag(P_32) G and sa to shared memory for the other warpgroups.
 //
 //     u   = (R B^T)^T gy + B X       gsa = ((I - A B^T)^-1)^T u
 //     gv  = (R K^T)^T gy + K X + (A K^T)^T gsa
 //     G   = X + R^T gy + A^T gsa     before the chunk
 //
-// It also computes the inverse, and the product of G before a chunk and S there over value features, from which gw is
-// summed up.
+// It also computes the inverse, and sum_v S * G before the chunk, from which the running sums of gw start
+// (fused_sums.cuh).
 //
-// Layout: transposed accumulators, whose rows are value features. u and what gv has of X and gy are one product, with
-// tiles of eight steps of B and K side by side. X, u and gsa have two terms, as have rows, scores and the inverse.
+// Layout: accumulators are transposed: their rows are value features. One product gives u and the part of gv that comes
+// from X and gy: its columns are tiles of eight steps of B and of K in turn. X, u, gsa, the rows, the scores and the
+// inverse have two bf16 terms.
 //
 // Shared memory, barriers: fused_tiles.cuh.
 #pragma once
@@ -41,7 +42,8 @@ public:
         }
     }
 
-    // The thread's part of sa of a chunk of `left` steps from step `first` on: steps 8 apart, four value features.
+    // Loads the thread's part of sa of a chunk of `left` steps from step `first` on: four value features of four steps,
+    // which are 8 apart.
     KGEN_DEVICE void load_sa(float (&sa)[4][4], i64 first, int left) const {
         const int thread = kWarpSize * opaque(warp_) + opaque(lane_id()), step = thread / 16, column = thread % 16 * 4;
         const float* from = x_.sa.first + (first + step) * x_.sa.stride + column;
@@ -58,7 +60,7 @@ public:
         }
     }
 
-    // X, sa and the inverse of a chunk to shared memory. Nothing reads those of the chunk after any more.
+    // Writes X, sa and the inverse of a chunk to shared memory. Those of the previous chunk are not read any more.
     KGEN_DEVICE void begin(int chunk, const float (&sa)[4][4]) {
         const int warp = opaque(warp_);
         const int lane = opaque(lane_id());
@@ -95,7 +97,7 @@ public:
         named_barrier_sync(kFusedGradient, 128);
     }
 
-    // gsa, to shared memory; and gv but for what it has of gsa.
+    // Computes gsa and writes it to shared memory; computes gv without its term from gsa.
     KGEN_DEVICE void solve(int chunk, int slot, u32 (&gsa)[2][4], u32 (&low_gsa)[2][4], float (&gv)[4][4]) const {
         const int warp = opaque(warp_);
         const int lane = opaque(lane_id());
@@ -159,12 +161,12 @@ public:
         named_barrier_sync(kFusedGradient, 128);
     }
 
-    // gv, and G before the chunk.
+    // Adds the term from gsa to gv, and turns X into G before the chunk.
     KGEN_DEVICE void finish(int chunk, int slot, u32 (&gsa)[2][4], u32 (&low_gsa)[2][4], float (&gv)[4][4]) {
         const Tiles::PairOperand y(tiles_.y(chunk), 0, 0), low_y(tiles_.low_y(), 0, 0);
         const Tiles::StepOperand scores(tiles_.scores(Tiles::kScoreAK), 0, 0);
         const Tiles::PairOperand rows(tiles_.late_rows(slot), 0, 0), rest(tiles_.late_rows(slot) + Tiles::kPairs, 0, 0);
-        float of_gsa[4][4];  // in accumulators of its own: moving those of gv makes ptxas serialise all products
+        float of_gsa[4][4];  // in separate accumulators: moving those of gv makes ptxas serialise all products
 #pragma unroll
         for (int i = 0; i < 16; ++i) of_gsa[i / 4][i % 4] = 0.0f;
         wgmma_fence(of_gsa, g_, gsa, low_gsa);
@@ -238,7 +240,7 @@ private:
         return 16 * warp + lane.g + i % 4 / 2 * 8;
     }
 
-    // Two terms of two tiles of accumulators, as an operand A.
+    // Splits two tiles of accumulators into two terms, as operands A.
     static KGEN_DEVICE void split(u32 (&high)[4], u32 (&low)[4], const float (&left)[4], const float (&right)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -250,7 +252,8 @@ private:
         }
     }
 
-    // Adds up half of Count sums, those of the upper lane if `upper`, with the lane Count apart.
+    // Adds up sums of two lanes whose numbers are Count apart. Each lane keeps half of the Count sums: the upper half
+    // if `upper`.
     template <int Count>
     static KGEN_DEVICE void add_half(float (&sums)[16], int upper) {
 #pragma unroll

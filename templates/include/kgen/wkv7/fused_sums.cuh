@@ -1,16 +1,18 @@
-// gw of a chunk of 32 steps of wkv7 by running sums from both of its ends, for fused_loop.cuh: the warpgroup of late
-// rows has keys 0 to 31, that of early rows keys 32 to 63.
+// gw of a chunk of 32 steps of wkv7, by running sums from both ends of the chunk, for fused_loop.cuh. The warpgroup of
+// late rows computes keys 0 to 31, the warpgroup of early rows keys 32 to 63.
 //
-// With E_t = sum_v S_{t-1} * G_t, per key, where G_t is the gradient of the state before step t but for its decay:
+// Per key, with E_t = sum_v S * G, where S is the state before step t and G its gradient, and gw_t still without its
+// factor d log(d_t) / dw_t:
 //
-//     E_0  = sum_v S * G before the chunk, E_32 the same behind it
+//     E_0 is E before the chunk, E_32 is E after the chunk
 //     gw_t = E_t - A_t gA_t                                 E_{t+1} = gw_t + x_t - R_t gR_t
 //     gw_t = E_{t+1} - (x_t - R_t gR_t)                     x_t = K_t gK_t + B_t gB_t
 //
-// gw_t is taken from the side where the sum of the magnitudes added is smaller, as in quotient_rows.cuh. E at an end is
-// that of the neighbouring chunk: there the sum over value features is exactly 0 where nothing precedes or follows.
+// gw_t is taken from the end for which the sum of the magnitudes added is smaller, as in quotient_rows.cuh. E at each
+// end of a chunk is summed over value features anew, and shared with the neighbouring chunk: it is exactly 0 where no
+// step precedes or follows.
 //
-// Layout: a warp has eight steps, a lane two keys of four steps.
+// Layout: each warp has eight steps, each lane two keys of four steps.
 //
 // Shared memory, barriers: fused_tiles.cuh.
 #pragma once
@@ -29,13 +31,14 @@ class FusedSums {
     static constexpr int kSteps = 4;
 
 public:
-    using Logits = u32[kSteps];  // w of the lane's keys, in pairs: halves would wait for the load at once
+    using Logits = u32[kSteps];  // w of the lane's keys, in pairs: unpacking them would wait for the load
 
     KGEN_DEVICE FusedSums(const Tiles& tiles, int warp, const Tensors& x, bool late)
         : tiles_(tiles), warp_(warp), x_(x), is_late_(late) {}
 
-    // E behind the last chunk, of `left` steps from step `begin` on, whose state is chunk number `number`'s: 0, or from
-    // the gradient of the final state. A thread has a key and 16 value features.
+    // Stores E after the last chunk: 0, or sum_v S * G from the gradient of the final state. The last chunk has `left`
+    // steps from step `begin` on; the state before it is states[number]. Each thread computes one key and 16 value
+    // features.
     template <bool HasFinal>
     KGEN_DEVICE void begin(i64 number, i64 begin, int left) const {
         const int key = first_key() + lane_id();
@@ -61,7 +64,7 @@ public:
                     if (first + i < Tensors::kV) sum = fma(s[i], x_.gfinal[key * Tensors::kV + first + i], sum);
             }
         }
-        tiles_.ends(1)[64 * warp_ + key] = sum;  // as if of a chunk before the first one
+        tiles_.ends(1)[64 * warp_ + key] = sum;  // where a chunk processed before the first one would store E
     }
 
     // The lane's w of a chunk of `left` steps from step `begin` on.
@@ -75,7 +78,7 @@ public:
         }
     }
 
-    // gw of the chunk. Both warpgroups call it.
+    // Computes and writes gw of the chunk. Both warpgroups call it.
     KGEN_DEVICE void put(int chunk, const Logits& w, i64 begin, int left, float& nonfinite) const {
         const int warp = opaque(warp_), lane = opaque(lane_id());
         const Own own(warp, lane, first_key());
@@ -94,7 +97,7 @@ public:
                 size[i] += magnitudes[s][i];
             }
         }
-        // Those of the warp's other four steps.
+        // The sums of the warp's other four steps.
         const bool second = lane >= 16;
         Two other_sum, other_size;
 #pragma unroll
@@ -106,7 +109,8 @@ public:
         if (!second)
             *reinterpret_cast<Vec<float, 4>*>(sums + 64 * warp) = {
                 {sum[0] + other_sum[0], sum[1] + other_sum[1], size[0] + other_size[0], size[1] + other_size[1]}};
-        // E before and behind the lane's steps; the magnitudes before them, and half of all of both sides.
+        // E before and after the lane's steps, once the sums of the other warps and lanes are applied below; the sum of
+        // the magnitudes before the lane's steps; half of the sum of all magnitudes, those of both ends included.
         Two before = end_of(chunk, own.key), until = end_of(chunk + 1, own.key), sizes, limit;
         named_barrier_sync(kFusedSummed, 256);
 
@@ -180,7 +184,8 @@ private:
     };
     KGEN_DEVICE bool late() const { return opaque(is_late_) != 0; }
     KGEN_DEVICE int first_key() const { return late() ? 0 : 32; }
-    // E at the end of a chunk that comes first in time: of this one, or of the one processed before.
+    // E before `chunk` in time. end_of(chunk + 1) is the E stored for the chunk processed before, as two places
+    // alternate: that is E after `chunk`.
     KGEN_DEVICE Two end_of(int chunk, int key) const {
         Two sum = {};
 #pragma unroll
@@ -206,7 +211,8 @@ private:
             return bit_cast<u32>(two);
         }
     }
-    // 1 - sigmoid is a product, which does not cancel, and finite where e^-w would overflow.
+    // 1 - sigmoid(w) is computed as the product e * sigmoid(w), which does not cancel; the bound keeps e finite where
+    // e^-w would overflow.
     static KGEN_DEVICE float slope(float w) {
         const float e = fast_exp2(min(-kLog2e * w, 126.0f)), sigmoid_of = fast_reciprocal(1.0f + e);
         return (-kClamp * sigmoid_of) * (e * sigmoid_of);

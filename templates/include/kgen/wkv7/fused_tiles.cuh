@@ -1,30 +1,30 @@
 // Shared memory and barriers of the fused backward loop of wkv7 (fused_loop.cuh), in chunks of 32 steps; bf16, up to 64
 // keys and value features.
 //
-// Pairs: a panel with the 128-byte swizzle (wgmma.cuh) has two rows of each step. Rows 16 n to 16 n + 7 are those of
-// steps 8 n to 8 n + 7 of one tensor, and the next eight rows those of another one:
+// Pairs: a panel with the 128-byte swizzle (wgmma.cuh) has two rows of each step. Rows 16 n to 16 n + 7 hold steps 8 n
+// to 8 n + 7 of one tensor, and the next eight rows hold the same steps of another tensor:
 //
 //     E    R and A      columns are keys          Y    gy and gsa    columns are value features
 //     F    B and K                                Z    sa and v
 //
-// so that a lane of an accumulator has the same step of both. Low terms lie in a panel of their own.
+// so that a lane of an accumulator has the same step of both tensors. Low terms lie in a panel of their own.
 //
-//     bf16 rows[kSlots][4][64][64]   a slot per chunk: E, its low terms, F, its low terms. Inputs come to the places of
-//                                    R, A, B and K, and w to that of the low term of R.
-//     bf16 y[2][64][64], z[2][64][64]   of two chunks
-//     bf16 low_y[64][64], low_z[64][64]   zero where gy and v are
-//     bf16 state[2][64][64]          S before the chunk, transposed: rows are value features; both terms. Then, fp32,
-//                                    products of R and A with their gradients
-//     bf16 x[2][64][64]              diag(P) G, in the same way; both terms
-//     bf16 scores[2][32][64]         (R B^T, R K^T), rows are late steps, columns as rows of F; both terms
+//     bf16 rows[kSlots][4][64][64]   a slot per chunk: E, its low terms, F, its low terms. Inputs are copied to the
+//                                    places of R, A, B and K, w to the place of R's low terms
+//     bf16 y[2][64][64], z[2][64][64]   two chunks
+//     bf16 low_y[64][64], low_z[64][64]   zero in the rows of gy and v
+//     bf16 state[2][64][64]          S before the chunk, transposed: rows are value features; both terms. Later, in
+//                                    fp32, the products of R and A with their gradients
+//     bf16 x[2][64][64]              diag(P) G, in the layout of S; both terms
+//     bf16 scores[2][32][64]         (R B^T, R K^T): rows are late steps, columns are the rows of F; both terms
 //     bf16 late_scores[32][64]       A K^T: columns 0 to 31 high terms, 32 to 63 low ones
-//     bf16 inverse[32][64]           (I - A B^T)^-1, in the same way
+//     bf16 inverse[32][64]           (I - A B^T)^-1, in the layout of A K^T
 //     float triangle[3][320]         A B^T by blocks of 16 x 16: 0, 0 / 1, 0 / 1, 1; rows are 20 floats apart
 //     float totals[3][64]            sums of logarithms of the decays of eight steps each
 //     float products[2][33][64]      P before the first step (1), and through each step
 //     float early[32][64]            products of K and B with their gradients
-//     float ends[2][4][64]           sums of S * G before a chunk: a part of each warp
-//     float sums[2][4][16][4]        of each warp of the running sums, of late and of early rows
+//     float ends[2][4][64]           sums of S * G before a chunk: each warp's part
+//     float sums[2][4][16][4]        each warp's part of the running sums, by the warpgroups of late and of early rows
 #pragma once
 
 #include "kgen/primitives/wgmma.cuh"
@@ -53,7 +53,7 @@ struct FusedTiles {
 
     bf16* first;
 
-    // The row of a pair panel that has a step of its first or second tensor.
+    // The row of a pair panel that holds a step of its first or second tensor.
     static KGEN_DEVICE int pair_row(int step, int second) { return 16 * (step / 8) + 8 * second + step % 8; }
 
     KGEN_DEVICE bf16* late_rows(int slot) const { return first + slot * kSlot; }                // E
@@ -67,17 +67,17 @@ struct FusedTiles {
     KGEN_DEVICE bf16* scores(int which) const { return first + kScoresAt + which * kSteps; }
     KGEN_DEVICE float* triangle(int block) const { return floats() + block * kBlock; }
     KGEN_DEVICE float* totals(int warp) const { return floats() + kTotalsAt + warp * kColumns; }
-    // Rows of products and of what lies below are swizzled (float_place).
+    // Rows of products, of_r, of_a and of_early are swizzled (float_place).
     KGEN_DEVICE float* products(int chunk) const { return floats() + kProductsAt + (chunk & 1) * kProducts; }
-    // Products of R, of A, and of K and B with their gradients.
+    // The products with their gradients: of R, of A, and the sum of those of K and of B.
     KGEN_DEVICE float* of_r() const { return reinterpret_cast<float*>(state()); }
     KGEN_DEVICE float* of_a() const { return of_r() + kChunk * kColumns; }
     KGEN_DEVICE float* of_early() const { return floats() + kEarlyAt; }
     KGEN_DEVICE float* ends(int chunk) const { return floats() + kEndsAt + (chunk & 1) * 4 * kColumns; }
     KGEN_DEVICE float* sums() const { return floats() + kSumsAt; }
 
-    // Where a column of a row of fp32 lies; the same of column + 8 * tile, for a column below 8. This needs a new
-    // address for four of eight tiles.
+    // Offset of a column in rows of fp32. tile_place: offset of column + 8 * tile, from the offset of a column below 8.
+    // Four of eight tiles need an address of their own.
     static KGEN_DEVICE int float_place(int row, int column) { return kColumns * row + (column ^ row % 4 * 8); }
     static KGEN_DEVICE int tile_place(int place, int tile) { return (place ^ tile % 4 * 8) + tile / 4 * 32; }
 
@@ -87,24 +87,26 @@ private:
     KGEN_DEVICE float* floats() const { return reinterpret_cast<float*>(first + kFloatsAt); }
 };
 
-// The named barriers of a block of four warpgroups: the producer, the one with G, and those of late and of early rows.
-// With two numbers chunks alternate, as an arrival may come before the wait of the chunk before.
+// The named barriers of a block of four warpgroups: producer, gradient (which holds G), late rows and early rows.
+// Barriers with two numbers alternate from chunk to chunk, as an arrival may come before the wait for the previous
+// chunk.
 enum FusedBarrier {
     kFusedProducers = 1,
-    kFusedFull,       // a chunk's rows and scores are there
-    kFusedConsumed,   // the warpgroup with G has read them
-    kFusedBegun,      // X, sa and S of a chunk are there
-    kFusedSolved,     // gsa is
-    kFusedRead,       // X, S, Y and Z of a chunk are read
-    kFusedSummed,     // products of rows with their gradients are read, sums are there
-    kFusedStateRead,  // the warpgroups of late rows and with G have read S
+    kFusedFull,       // a chunk's rows and scores are in shared memory
+    kFusedConsumed,   // the gradient warpgroup has read them
+    kFusedBegun,      // X, sa and S of a chunk are in shared memory
+    kFusedSolved,     // gsa is in shared memory
+    kFusedRead,       // the warpgroups of rows have read X, S, Y and Z of a chunk
+    kFusedSummed,     // products of rows with their gradients are read, each warp's sums are stored
+    kFusedStateRead,  // the late and the gradient warpgroup have read S
     kFusedDone,                        // nothing of a chunk's rows is read any more
-    kFusedExchanged = kFusedDone + 2,  // products of rows with their gradients, and sums of S * G, are there
+    kFusedExchanged = kFusedDone + 2,  // products of rows with their gradients, and sums of S * G, are stored
     kFusedGradient = kFusedExchanged + 2,
-    kFusedState,                       // S of a chunk is there, for the warpgroup with G
+    kFusedState,                       // S of a chunk is in shared memory, for the gradient warpgroup
 };
 
-// A fragment of operands A for 16 of 64 columns, from or to 16 rows of a panel. `rows`: the first one, a multiple of 8.
+// A fragment of operands A, 16 of 64 columns, that is read from or written to 16 rows of a panel. `rows`: the first
+// row, a multiple of 8.
 struct PanelRows {
     bf16* rows;
     int first;
@@ -115,7 +117,7 @@ struct PanelRows {
     KGEN_DEVICE void write(const u32 (&x)[4], int fragment) const { stmatrix(x, rows + (first ^ 16 * fragment)); }
 };
 
-// The values of a pair of two terms.
+// The fp32 values of a pair that has two terms.
 KGEN_DEVICE f32x2 sum_pair(u32 high, u32 low) {
     const f32x2 x = unpack2<bf16>(high), y = unpack2<bf16>(low);
     return {x.x + y.x, x.y + y.y};

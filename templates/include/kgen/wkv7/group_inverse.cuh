@@ -1,10 +1,11 @@
 // The inverse of a unit triangular matrix of 32 steps, for group_loop.cuh: T = (I - L)^-1, L strictly lower.
 //
-// T has blocks of 16 steps: T11 and T22 are inverses, T21 = T22 L21 T11. A warp computes T11 and T22 side by side, by
-// substitution in fp32, a row per lane, and T21, where put is called, by mma with two bf16 terms.
+// T has blocks of 16 steps: T11 and T22 are the inverses of the diagonal blocks, T21 = T22 L21 T11. One warp computes
+// T11 and T22 side by side, by substitution in fp32 with a row per lane. `put` then computes T21 by mma with two bf16
+// terms.
 //
-// Shared memory: GroupTiles; L in `triangle`, T with a high and a low term in the panel kInverse, whose upper block
-// is zero from the beginning. Synchronisation: none here but within the warp.
+// Shared memory: GroupTiles or FusedTiles; L is in `triangle`. T has a high and a low term in the panel kInverse, whose
+// upper right block is zero from the beginning. Synchronisation: only within the warp.
 #pragma once
 
 #include "kgen/chunked/chunk_mma.cuh"
@@ -23,8 +24,8 @@ public:
     // T11 and T22 alone, by one warp.
     static KGEN_DEVICE void put_blocks(const Tiles& tiles) {
         bf16* panel = tiles.scores(Tiles::kInverse);
-        // N = T - I of both blocks: N = L + N L. Lane l has row l % 16 of block l / 16. Each element that is complete
-        // is added to all earlier ones of its row.
+        // N = T - I of both blocks: N = L + N L. Lane l has row l % 16 of block l / 16. Once an element of the row is
+        // complete, its product with a row of L is added to all earlier elements.
         const u32 rank = static_cast<u32>(opaque(lane_id())), row = rank % 16, block = rank / 16;
         const float* triangle = tiles.triangle(2 * block);
         float found[16];
@@ -56,7 +57,7 @@ public:
         const int rank = opaque(lane_id());
         // T21^T = (T11^T L21^T) T22^T, by tiles of 8 steps of the later block.
         const MmaLane lane{rank / 4, rank % 4};
-        const int later = rank % 8 + rank / 16 * 8, side = rank / 8 % 2;  // what lanes pass to ldmatrix
+        const int later = rank % 8 + rank / 16 * 8, side = rank / 8 % 2;  // addresses for ldmatrix
         float sums[2][4] = {}, of_later[2][4] = {};
         Half::A x[2];
         Half::B y[2][2];  // term, tile
@@ -104,7 +105,7 @@ public:
     }
 
 private:
-    // The first elements of a row of the triangle, at least Count.
+    // Reads at least the first Count elements of a row of the triangle.
     template <int Count>
     static KGEN_DEVICE void read_line(float (&line)[16], const float* row) {
 #pragma unroll
@@ -114,7 +115,7 @@ private:
             for (int x = 0; x < 4; ++x) line[j + x] = four[x];
         }
     }
-    // Adds elements I to 1, which become complete in this order.
+    // Adds the products of elements I to 1, which become complete in this order, to the elements before them.
     template <int I>
     static KGEN_DEVICE void add_complete(float (&found)[16], const float* triangle) {
         float line[16];

@@ -1,35 +1,35 @@
-// wkv7's loops forward by two warpgroups, in chunks of 32 steps: y, or sa and the states before all chunks; bf16
-// operands (wgmma, sm_90a), decays of the form clamp alone, up to 64 keys. A block has up to 64 value features of a
-// head.
+// The forward loop of wkv7 by two warpgroups, in chunks of 32 steps: it computes y, or sa and the states before all
+// chunks. bf16 operands (wgmma, sm_90a), decays of the form clamp alone, up to 64 keys. A block has up to 64 value
+// features of a head.
 //
-// The producer warpgroup (group_producer.cuh) computes rows with decays and scores of a chunk, while the consumer
-// warpgroup computes the chunk before. That has the state in registers:
+// The producer warpgroup (group_producer.cuh) computes the rows scaled by decays and the scores of a chunk, while the
+// consumer warpgroup computes the chunk before. The consumers hold the state in registers:
 //
 //     X  = A S + (A K^T) V
 //     y  = R S + (R K^T) V + (R B^T) sa
 //     S  = diag(P_32) (S + K^T V + B^T sa)
 //
-// sa = (I - A B^T)^-1 X by blocks of 16 steps, of which L = A B^T has L11, L21 and L22. Consumer warps take turns with
-// both inverses (group_inverse.cuh):
+// sa = (I - A B^T)^-1 X is solved by blocks of 16 steps; L = A B^T has the blocks L11, L21 and L22. The consumer warps
+// take turns in inverting both diagonal blocks (group_inverse.cuh):
 //
 //     sa_1 = (I - L11)^-1 X_1          sa_2 = (I - L22)^-1 (X_2 + L21 sa_1)
 //
-// The loop of sa and the states has neither R nor y. All operands are bf16; scores, the inverses and L21 have a low
-// term, rows, the state, X and sa as many terms as the Pass says (loop_passes.cuh). Sums are fp32.
+// The loop of sa and the states computes neither R nor y. All operands are bf16. Scores, the inverses and L21 have a
+// low term; rows, the state, X and sa have as many terms as the Pass says (loop_passes.cuh). Sums are fp32.
 //
-// NaN and Inf: as in specialized_loop.cuh. Where an output is not finite the block computes its sequence again, step
-// by step.
+// NaN and Inf: if an output is not finite, the block computes its sequence again, step by step, as specialized_loop.cuh
+// does.
 //
-// Layout: S, X, sa and y are transposed accumulators, whose rows are value features. Those of one product become
-// operand A of the next one in registers. Operands B are panels in shared memory, which the four warps of a product
-// read once.
+// Layout: S, X, sa and y are transposed accumulators: their rows are value features. The accumulators of one product
+// become operand A of the next product in registers. Operands B are panels in shared memory; one wgmma reads a panel
+// once for all four warps.
 //
 // Shared memory: GroupTiles, from the next multiple of 1024 bytes on.
 //
-// Synchronisation: at two named barriers per chunk one warpgroup waits, and the other one arrives: at kFullBarrier,
-// from which on consumers read a chunk, and at kConsumedBarrier, from which on producers overwrite its scores and the
-// slot of its rows. Inputs come by cp.async to the slots of rows, two chunks ahead; v comes one chunk ahead. Producers
-// compute the logarithms of the next chunk's decays while wgmma computes scores.
+// Synchronisation: each chunk passes two named barriers, where one warpgroup waits and the other one only arrives.
+// After kFullBarrier consumers read a chunk. After kConsumedBarrier producers overwrite its scores and the slot of its
+// rows. Inputs come by cp.async to the slots of rows, two chunks ahead; v comes one chunk ahead. Producers compute the
+// logarithms of the next chunk's decays while wgmma computes scores.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -39,8 +39,8 @@
 
 namespace kgen::wkv7 {
 
-// A Config has W; kForm: of the decays; kK; kVec: elements per copy. Pass: with quotients, forward, with one output.
-// State: dtype of the states in memory, one every StateSteps steps.
+// Config: W; kForm: of the decays; kK; kVec: elements per copy. Pass: a forward loop by quotients, with exactly one
+// output. State: dtype of the states in memory, one every StateSteps steps.
 template <class Config, class Pass = ByQuotients<ForwardOutputs>, class State = float, int StateSteps = 16>
 struct GroupLoop : ColumnTensors<bf16, typename Config::W, State, StateSteps> {
     using W = typename Config::W;
@@ -59,7 +59,7 @@ struct GroupLoop : ColumnTensors<bf16, typename Config::W, State, StateSteps> {
         (*this)(start, [&] { run_steps<Pass::kSecond>(start, nullptr); });
     }
 
-    // The same, with again() by all threads where an output of the block is not finite.
+    // The same, but all threads call again() if an output of the block is not finite.
     template <class Again>
     KGEN_DEVICE void operator()(const float* start, Again again) const {
         const int chunks = static_cast<int>(ceil_div(this->steps, i64{kChunk}));
@@ -72,14 +72,14 @@ struct GroupLoop : ColumnTensors<bf16, typename Config::W, State, StateSteps> {
         if (block_any_nonfinite<kThreads / kWarpSize>(nonfinite)) again();
     }
 
-    // The steps one by one. end: the state after them, or null. Second: whether they write y.
+    // Computes the steps one by one. end: receives the state after them, or null. Second: whether they write y.
     template <bool Second>
     KGEN_DEVICE void run_steps(const float* start, float* end) const {
         this->template step_by_step<Direction::forward, Second, kKeys, kColumns>(start, end);
     }
 
 private:
-    using Accumulators = float[4][4];  // of 16 value features and 32 steps
+    using Accumulators = float[4][4];  // 16 value features, 32 steps
     template <Row Which>
     static constexpr int kLow = Tiles::kLow<Pass, Which>;
 
@@ -100,7 +100,7 @@ private:
             producer.start_scores(slot, x, sums);
             producer.template put_totals<1>(next, logs);  // without a branch; after the last chunk nothing reads them
             wgmma_wait<0>(sums, x);
-            if (chunk > 0) named_barrier_sync(kConsumedBarrier, kThreads);  // of the chunk before
+            if (chunk > 0) named_barrier_sync(kConsumedBarrier, kThreads);  // of the previous chunk
             producer.copy(slot_ahead);
             producer.put_scores(sums);
             fence_proxy_async();
@@ -108,7 +108,7 @@ private:
             slot = next;
             slot_ahead = Tiles::next_slot(slot_ahead);
         }
-        named_barrier_sync(kConsumedBarrier, kThreads);  // of the last one: each arrival has its wait
+        named_barrier_sync(kConsumedBarrier, kThreads);  // of the last chunk: each arrival needs a matching wait
     }
 
     KGEN_DEVICE void consume_all(const float* start, int chunks, float& nonfinite) const {
@@ -128,7 +128,8 @@ private:
             if constexpr (Pass::kFirst) sums_output(chunk).write_state(state);
             cp_async_wait<0>();
             named_barrier_sync(kFullBarrier, kThreads);  // all copies of v are there as well
-            // Before all products: where one warp branches meanwhile, ptxas lets each product wait for the one before.
+            // These branches precede all products: if one warp branches while products are in flight, ptxas serialises
+            // the products.
             if (warp == 0) {
                 copy(chunk + 1);
             } else if (warp == slot + 1) {
@@ -158,14 +159,14 @@ private:
             }
     }
 
-    // sums += x y^T for two operands A of 16 steps each; y of two terms.
+    // sums += x y^T. x: two operands A of 16 steps each; y: two terms.
     static KGEN_DEVICE void multiply_scores(Accumulators& sums, const u32 (&x)[2][4], const Tiles::ScoreOperand& y) {
 #pragma unroll
         for (int term = 1; term >= 0; --term)
 #pragma unroll
             for (int t = 0; t < 2; ++t) wgmma_m64k16<32, Major::K>(sums, x[t], y.at(0, 32 * term + 16 * t));
     }
-    // The same for one operand of one or two terms, from row and column `row` and `column` of the scores on.
+    // The same for one operand of 16 steps with one or two terms. The scores begin at `row` and `column`.
     template <int Steps, int Terms>
     static KGEN_DEVICE void multiply_block(float (&sums)[Steps / 8][4], const u32 (&x)[Terms][4],
                                            const Tiles::ScoreOperand& y, int row, int column) {
@@ -173,18 +174,18 @@ private:
 #pragma unroll
         for (int term = Terms - 1; term >= 0; --term) wgmma_m64k16<Steps, Major::K>(sums, x[term], y.at(row, column));
     }
-    // sums += x y^T over the keys for a term of the state; y: 32 rows.
+    // sums += x y^T over the keys, for one term of the state in x; y: 32 rows.
     static KGEN_DEVICE void multiply_rows(Accumulators& sums, const u32 (&x)[4 * Pass::kStateTerms][4], int term,
                                           const Tiles::RowOperand& y) {
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<32, Major::K>(sums, x[4 * term + t], y.at(0, 16 * t));
     }
-    // state += x y for 32 steps; y: their rows.
+    // state += x y for 32 steps; y: the rows of these steps.
     static KGEN_DEVICE void update(float (&state)[8][4], const u32 (&x)[2][4], const Tiles::RowOperand& y) {
 #pragma unroll
         for (int t = 0; t < 2; ++t) wgmma_m64k16<64, Major::MN>(state, x[t], y.at(16 * t, 0));
     }
-    // state += sa B for 16 steps, from `step` on. b, low: rows of all steps.
+    // state += sa B for 16 steps, from `step` on. b, low: both terms of the rows of all steps.
     static KGEN_DEVICE void update_sums(float (&state)[8][4], const u32 (&sa)[Pass::kSumsTerms][4],
                                         const Tiles::RowOperand& b, const Tiles::RowOperand& low, int step) {
         if constexpr (Pass::kTermsB == 2) wgmma_m64k16<64, Major::MN>(state, sa[0], low.at(step, 0));
@@ -193,7 +194,7 @@ private:
             wgmma_m64k16<64, Major::MN>(state, sa[term], b.at(step, 0));
     }
 
-    // Operands A of all columns of accumulators, term after term.
+    // Splits accumulators into operands A: all fragments of the high term, then all of the low term.
     template <int Fragments, int Tiles>
     static KGEN_DEVICE void split(u32 (&x)[Fragments][4], const float (&sums)[Tiles][4]) {
         constexpr int kTerms = 2 * Fragments / Tiles, kOfTerm = Tiles / 2;
@@ -207,7 +208,7 @@ private:
                 for (int term = 0; term < kTerms; ++term) x[kOfTerm * term + t][i] = terms[term];
             }
     }
-    // Half of the output.
+    // Stores half of the output.
     static KGEN_DEVICE void put_half(Accumulators& output, int half, const float (&sums)[2][4]) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) output[2 * half + i / 4][i % 4] = sums[i / 4][i % 4];
@@ -218,7 +219,8 @@ private:
         for (int i = 0; i < 4 * Count; ++i) sums[i / 4][i % 4] = 0.0f;
     }
 
-    // Output: y or sa. It is complete at the end; the last products with the state are not.
+    // Computes y or sa of a chunk. `output` is complete on return; the last products that update the state are still in
+    // flight.
     static KGEN_DEVICE void consume(int chunk, int slot, float (&state)[8][4], Accumulators& output) {
         constexpr bool kY = Pass::kSecond;
         constexpr int kTerms = Pass::kStateTerms;
@@ -233,7 +235,7 @@ private:
         split(s, state);
         named_barrier_sync(kInverseBarrier, 128);
 
-        // 1. What the chunk reads of v and of the state.
+        // 1. X, and y without its term from sa.
         Accumulators x;
         clear(x);
         if constexpr (kY) clear(output);
@@ -250,7 +252,7 @@ private:
             wgmma_commit();
         }
 
-        // 2. sa of the first 16 steps, and what the state gets of v meanwhile.
+        // 2. sa of the first 16 steps; meanwhile the state gets K^T v.
         const auto inverse = from.score_operand(Tiles::kInverse), of_sa = from.score_operand(Tiles::kScoreRB);
         const auto updates = from.row_operand(slot, Tiles::kB), low_updates = from.row_operand(slot, kLow<kRowB>);
         u32 sa[2][Pass::kSumsTerms][4], own[Pass::kReadTerms][4];
@@ -265,7 +267,8 @@ private:
         update(state, v, from.row_operand(slot, Tiles::kK));
         wgmma_commit();
 
-        // 3. X of the later 16 steps gets what they read of that sa; what y and the state get of it meanwhile.
+        // 3. The product of L21 and this sa, for X of the later 16 steps; meanwhile this sa is applied to y and the
+        // state.
         wait<1>(output, sums, s, own);
         if constexpr (!kY) put_half(output, 0, sums);
         split(sa[0], sums);
@@ -277,7 +280,7 @@ private:
         update_sums(state, sa[0], updates, low_updates, 0);
         wgmma_commit();
 
-        // 4. sa of the later steps.
+        // 4. sa of the later 16 steps.
         wgmma_wait<1>(sums, v);
 #pragma unroll
         for (int i = 0; i < 8; ++i) sums[i / 4][i % 4] += x[2 + i / 4][i % 4];
@@ -287,7 +290,7 @@ private:
         multiply_block<16>(sums, own, inverse, 16, 16);
         wgmma_commit();
 
-        // 5. y and the state.
+        // 5. This sa is applied to y and the state.
         wait<0>(output, sums, own, state, sa[0]);
         if constexpr (!kY) put_half(output, 1, sums);
         split(sa[1], sums);
@@ -301,7 +304,7 @@ private:
         if constexpr (kY) wgmma_wait<1>(output);
     }
 
-    // wgmma_fence and wgmma_wait: y is in use by products as well, sa is not.
+    // wgmma_fence and wgmma_wait. They include `output` where it is y, which products accumulate into; sa is a copy.
     template <class... Registers>
     static KGEN_DEVICE void fence(Accumulators& output, Registers&... registers) {
         if constexpr (Pass::kSecond) {
@@ -325,7 +328,7 @@ private:
     }
 
     KGEN_DEVICE void write(int chunk, Accumulators& output, float& nonfinite) const {
-        // Its places take registers that the inverse needs.
+        // The output's addresses are computed only here: kept longer, they would take registers that the inverse needs.
         if constexpr (Pass::kSecond) {
             ColumnOutput<Config::kVec, Direction::forward> outputs(*this, 16 * warp_in_warpgroup(),
                                                                    i64{chunk} * kChunk);

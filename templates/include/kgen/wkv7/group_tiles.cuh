@@ -1,10 +1,11 @@
-// Shared memory of chunks of 32 steps of wkv7 by warpgroups (group_loop.cuh); bf16, up to 64 keys and value features.
+// Shared memory and barriers of the forward loop of wkv7 by warpgroups (group_loop.cuh), in chunks of 32 steps; bf16,
+// up to 64 keys and value features.
 //
 // Layout: panels with the 128-byte swizzle (wgmma.cuh), 64 columns each.
 //
-//     bf16 rows[kSlots][192][64]   a slot per chunk: of steps, columns are keys
+//     bf16 rows[kSlots][192][64]   a slot per chunk; rows are steps, columns are keys
 //
-//         rows        inputs    rows with decays (group_producer.cuh)     without r
+//         rows        inputs    rows scaled (group_producer.cuh)          without r
 //         0 - 31      a         A                                         A, high term
 //         32 - 63     r         R, high term                              A, low term
 //         64 - 95     w         R, low term                               K, low term
@@ -15,9 +16,9 @@
 //     bf16 scores[4][32][64]       A K^T, R K^T, R B^T and the inverse: columns 0 to 31 high terms, 32 to 63 low ones
 //     bf16 values[2][32][64]       v of two chunks
 //     float triangle[3][324]       A B^T by blocks of 16 x 16: 0, 0 / 1, 0 / 1, 1; rows are 20 floats apart.
-//                                  forward, block 1, 0 is two terms in the place of that of the inverse
+//                                  block 1, 0 is instead stored in the inverse's panel, in two terms
 //     float totals[4][64]          sums of logarithms of the decays of eight steps each
-//     float decay[kSlots][64]      P of all steps of a chunk
+//     float decay[kSlots][64]      P through the last step of a chunk
 //
 // A row of w in fp32 has 256 bytes, from row 64 on, without swizzle.
 #pragma once
@@ -31,7 +32,8 @@ namespace kgen::wkv7 {
 struct GroupTiles {
     static constexpr int kChunk = 32, kColumns = 64, kSlots = 3;
     static constexpr int kA = 0, kR = 32, kW = 64, kK = 128, kB = 160, kRows = 192;  // rows of a slot
-    // Low terms of a Pass. Those of K and of B, where both have any, are neighbours, as the high ones are.
+    // The first row of a tensor's low terms. Where both K and B have low terms they are adjacent, as their high terms
+    // are.
     template <class Pass, Row Which>
     static constexpr int kLow = Which == kRowA   ? 32
                                 : Which == kRowR ? 64
@@ -65,8 +67,9 @@ private:
     KGEN_DEVICE float* floats() const { return reinterpret_cast<float*>(first + kFloatsAt); }
 };
 
-// The named barriers of a block of two warpgroups. A chunk is full when its rows, scores and inverse are there, and
-// consumed when nothing of it is read any more.
+// The named barriers of a block of two warpgroups. A chunk is full when its rows, scores and triangle are in shared
+// memory. It is consumed when nothing of its scores and rows is read any more. kInverseBarrier: a consumer warp has
+// stored the inverse.
 enum GroupBarrier { kProducersBarrier = 1, kInverseBarrier, kFullBarrier, kConsumedBarrier };
 
 // The first or the last Count tiles of accumulators, as accumulators of a narrower product.

@@ -1,12 +1,12 @@
-// Steps of a lane in a chunk of 16 that is halved down to neighbours, and the sums of gw; backward.
+// Which steps a lane has in a chunk of 16 steps that is halved down to adjacent steps, and the sums of gw.
 //
-// Blocks of 16, 8, 4 and 2 steps have an early and a late half; a pair of steps is of the level where they are in
-// different halves. Its factor is the decays from after the early step to the middle times those from the middle to
-// before the late step: no quotient is formed, all factors are at most 1.
+// Blocks of 16, 8, 4 and 2 steps have an early and a late half; a pair of steps belongs to the level where they are in
+// different halves. Its factor is the product of the decays from after the early step to the middle, times the product
+// of those from the middle to before the late step: no quotient is formed, and all factors are at most 1.
 //
-// Layout: step t lies in slot t or, from 8 on, 23 - t. A lane has keys g and g + 8 and the steps of slots 2q, 2q + 1
-// (half 0) and 8 + 2q, 9 + 2q (half 1), two steps and their complements: [half][2 * key + step], as accumulators are.
-// So at every level two of a lane's steps are early and two late.
+// Layout: step t lies in slot t, or from t = 8 on in slot 23 - t. A lane has keys g and g + 8 and the steps of slots
+// 2q, 2q + 1 (half 0) and 8 + 2q, 9 + 2q (half 1), which are two steps and their complements: [half][2 * key + step],
+// the order of accumulators. At every level two of a lane's steps are thus early and two late.
 #pragma once
 
 #include "kgen/primitives/math.cuh"
@@ -17,8 +17,8 @@ namespace kgen::wkv7 {
 // The step in a slot, and the slot of a step.
 KGEN_DEVICE int slot_step(int slot) { return slot < 8 ? slot : 23 - slot; }
 
-// The descents take functions of (half, i): `ahead` and `back` are sums of gw for later steps, and for earlier ones, of
-// the block of a step.
+// The descend functions take functions of (half, i): `ahead` and `back` are the sums of gw that a step's block passes
+// to later steps, and to earlier steps.
 struct HalvedSteps {
     using Half = float[4];      // of a lane: [2 * key + step]
     using Steps = float[2][4];  // both halves
@@ -32,7 +32,7 @@ struct HalvedSteps {
         flip_wide = (q & 2) != 0;
     }
 
-    // Sums of gw across the middle of the chunk.
+    // Adds the sums of gw that cross the middle of the chunk.
     template <class Ahead, class Back>
     KGEN_DEVICE void descend_from_chunk(Ahead ahead, Back back) {
 #pragma unroll
@@ -81,7 +81,7 @@ struct HalvedSteps {
         return kHalf == 4 ? flip_wide : kHalf == 2 && flip_near;
     }
 
-    // share: 0 if flip, else 1; other: 1 - share.
+    // Add x to element i of the late, or early, steps of a level. share: 0 if flip, else 1; other: 1 - share.
     template <int kHalf>
     static KGEN_DEVICE void add_late(float share, float other, int i, Steps& to, float x) {
         if constexpr (kHalf == 1) {

@@ -1,39 +1,42 @@
-// Rows with decays and scores of a chunk of 16 steps of wkv7, for all value features of a head; bf16 operands (mma,
-// sm_80), any decay from 0 to 1: no exponent is above 0, and nothing branches on values.
+// Rows scaled by decays, and scores, of a chunk of 16 steps of wkv7, for all value features of a head; bf16 operands
+// (mma, sm_80), any decay from 0 to 1: no exponent is above 0, and nothing branches on values.
 //
 //     A_i = a_i P_{i-1}     R_i = r_i P_i     K_j = k_j P_15 / P_j     B_j = b_j P_15 / P_j
 //
-// all by running products of decays: those of K and B are of the steps after j. Scores are computed by halving
-// (kgen/chunked/halving_decay.cuh): blocks of 16, 8, 4 and 2 steps have a late half and an early half, and a late step
-// t reads an early step s by
+// All factors are running products of decays; those of K and B run over the steps after j. Scores are computed by
+// halving (kgen/chunked/halving_decay.cuh): blocks of 16, 8, 4 and 2 steps have a late half and an early half, and a
+// late step t reads an early step s by
 //
 //     r_t k_s:  (r_t * d from the middle to t) (k_s * d after s to the middle)          likewise r_t b_s
 //     a_t k_s:  (a_t * d from the middle to before t) (k_s * d after s to the middle)   likewise a_t b_s
 //
-// where every factor is at most 1. Every pair s < t is of the level of the highest bit in which s and t differ. The
-// diagonal of R K^T and R B^T has no decays.
+// where every factor is at most 1. A pair s < t belongs to the level of the highest bit in which s and t differ. The
+// diagonals of R K^T and R B^T contain no decays.
 //
-// A lane has four keys of two steps, `early` (0 to 7) and 15 - early: at each level one of them is of a late half and
-// one of an early half. So the eight lanes of a fragment's rows have all late steps, r above a, as operand A, and all
-// early steps of k, and of b, as operand B: two products for 16 keys and a level, from registers. Products of decays
-// over blocks of 1, 2, 4 and 8 steps come by shuffles, and are the factors of the next level. Of the 8 x 8 products of
-// a level, for each tensor and each of r and a, those of equal blocks count: 64, 32, 16 and 8. The last three levels
-// and 8 of the diagonal, which has no decays, fill one fragment, `near`; those of blocks of 16 fill the other, `far`.
-// The diagonal of r has 16 steps: the first eight lie in r's rows of `near`, the others in those of a, which has none.
+// Each lane has four keys of two steps, `early` (0 to 7) and 15 - early: at each level one of the two steps is in a
+// late half, the other one in an early half. The eight lanes that hold the rows of a fragment thus have all late steps,
+// with r in rows 0 to 7 and a in rows 8 to 15 of operand A, and all early steps of k, and of b, as operand B: two
+// products per 16 keys and level, from registers. Products of decays over blocks of 1, 2, 4 and 8 steps come by
+// shuffles, and are the factors of the next level. Each level computes 8 x 8 products for each of k and b with each of
+// r and a, of which only those within a block count: 64 for blocks of 16 steps, then 32, 16 and 8. The last three and
+// the 8 of the diagonal fill one fragment, `near`; the products of blocks of 16 fill the other fragment, `far`. The
+// diagonal of r has 16 steps: the first eight lie in r's rows of `near`, the other eight in a's rows, as a has no
+// diagonal.
 //
 // Shared memory: that of ChunkProducer; float sums[2][warps with keys][4][32][4]: slot, fragment, lane.
 //
-// Loops backward read r times a factor (rows R, scores with r), and so need no factor of gy.
+// Backward loops read r times a factor (in the rows R and the scores with r), so that gy needs no factor.
 //
-// Precision: rows and operands of levels have one or two bf16 terms, as the class `Pass` says. Sums over a warp's keys
-// are fp32, and so are sums over warps.
+// Precision: rows and the operands of levels have one or two bf16 terms, as the class `Pass` says. Sums over a warp's
+// keys and sums over warps are fp32.
 #pragma once
 
 #include "kgen/wkv7/chunk_producer.cuh"
 
 namespace kgen::wkv7 {
 
-// LevelLoop: whether the levels of 2 and 4 steps are a loop, whose code takes less of the instruction cache.
+// LevelLoop: whether the levels of 2 and 4 steps are a loop, which takes less of the instruction cache than unrolled
+// code.
 template <class Pass, class W, DecayForm Form, int Keys, int Warps, int CopyVec, int Stages, bool RowCopies,
           bool LevelLoop = false>
 class HalvingProducer : public ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages, RowCopies> {
@@ -53,7 +56,7 @@ private:
 public:
     static constexpr int kBytes = Base::kBytes + 4 * 2 * kWithKeys * kSums;
 
-    // r_factor: of r in loops backward.
+    // r_factor: multiplies r in backward loops.
     template <class... Rows>
     KGEN_DEVICE HalvingProducer(const Buffers& buffers, int warp, float r_factor, i64 steps,
                                 const Rows&... rows)
@@ -65,7 +68,8 @@ public:
                 places_[n][x] = place_of(warp + n * Warps, x) | place_of(warp + n * Warps, 2 + x) << 16;
     }
 
-    // Rows and decays of a chunk, and what the warp's keys add to its scores. Chunks from 0 on, each once.
+    // Computes the rows and decays of a chunk, and the warp's keys' part of its scores. Call it once per chunk, from
+    // chunk 0 on.
     KGEN_DEVICE void put_rows(int chunk) {
         this->begin_rows(chunk);
         if (kTiles < Warps && warp_ >= kTiles) return;
@@ -84,7 +88,7 @@ public:
         }
     }
 
-    // Scores of a chunk, a fragment per warp.
+    // Stores the scores of a chunk; each warp sums up one fragment after the other.
     KGEN_DEVICE void put_scores(int chunk) const {
 #pragma unroll
         for (int n = 0; n < kFragments; ++n) {
@@ -98,7 +102,7 @@ private:
     static constexpr bool kBack = Pass::kDirection == Direction::backward;
     static constexpr int kTerms = Pass::kLevelTerms;
     using Quad = Vec<u32, 2>;  // bf16 of four keys
-    using Factors = float[2][4];  // of the two steps, by key
+    using Factors = float[2][4];  // of the lane's two steps, by key
     // Products with k and with b.
     struct Scores {
         float far[2][4], near[2][4];
@@ -107,8 +111,8 @@ private:
         Quad r[2], k[2], a[2], b[2];
     };
 
-    // The early step of the lanes with row g of a fragment. In this order 16 lanes that read or write four keys of one
-    // of their steps meet no bank conflicts.
+    // The early step of the lanes that hold row g of a fragment. In this order, 16 lanes that read or write four keys
+    // of one of their steps have no bank conflicts.
     static KGEN_DEVICE int early_of(int g) { return g % 4 * 2 + g / 4; }
     static KGEN_DEVICE int early() { return early_of(mma_lane().g); }
     static KGEN_DEVICE int step(int which) { return which == 0 ? early() : 15 - early(); }
@@ -120,7 +124,7 @@ private:
         return reinterpret_cast<Vec<float, 4>*>(sums + first) + lane_id();
     }
 
-    // Four keys of the lane's two steps.
+    // Reads four keys of the lane's two steps.
     static KGEN_DEVICE void read(Quad (&quads)[2], const u16* tile) {
 #pragma unroll
         for (int which = 0; which < 2; ++which)
@@ -150,8 +154,9 @@ private:
         return x % 2 == 0 ? two.x : two.y;
     }
 
-    // The products of a level's blocks. before: decays from the middle to before a late step; behind: from after an
-    // early step to the middle. flip: whether step(0), not step(1), is of a late half. First: halves are single steps.
+    // The products of a level's blocks. before: product of the decays from the middle to before the late step; behind:
+    // from after the early step to the middle. flip: whether step(0), not step(1), is in a late half. First: halves are
+    // single steps.
     template <bool First>
     static KGEN_DEVICE void multiply_level(float (&of_k)[4], float (&of_b)[4], const Inputs& in,
                                            const Factors& decay, const Factors& before,
@@ -178,7 +183,7 @@ private:
 #pragma unroll
                 for (int term = 0; term < kTerms; ++term) readers[term].pair[2 * pair] = 0;
             }
-            if constexpr (First) {  // the decay of r's own step alone
+            if constexpr (First) {  // then only r has a decay, that of its own step
                 put_exact(readers, 2 * pair + 1, flip ? in.a[0][pair] : in.a[1][pair]);
                 put_exact(k, pair, flip ? in.k[1][pair] : in.k[0][pair]);
                 put_exact(b, pair, flip ? in.b[1][pair] : in.b[0][pair]);
@@ -189,13 +194,14 @@ private:
             }
         }
         for_term_products<kTerms>([&](int i, int j) {
-            if (First && (j > 0 || (i > 0 && !Pass::kReadsR))) return;  // a product with zeros
+            if (First && (j > 0 || (i > 0 && !Pass::kReadsR))) return;  // this product has only zeros
             Half::multiply<0>(of_k, readers[i], k[j]);
             Half::multiply<0>(of_b, readers[i], b[j]);
         });
     }
 
-    // Pair i of operands: two values by terms, or two that are bf16 already.
+    // Set pair i of operands: put_terms splits two fp32 values into terms, put_exact takes two values that are bf16
+    // already.
     template <class Operand>
     static KGEN_DEVICE void put_terms(Operand (&operands)[kTerms], int i, const float (&two)[2]) {
         u32 terms[kTerms];
@@ -210,7 +216,7 @@ private:
         for (int term = 1; term < kTerms; ++term) operands[term].pair[i] = 0;
     }
 
-    // r_t k_t and r_t b_t of steps g and g + 8, in the places of a lane's diagonal.
+    // r_t k_t and r_t b_t of steps g and g + 8, stored where a lane has the diagonal.
     static KGEN_DEVICE void put_diagonal(float (&near)[2][4], const u16* inputs) {
         const auto tile_at = [&](int i) { return reinterpret_cast<const bf16*>(inputs + i); };
         const Half::A r = ScoreTile::a_rows(tile_at(0));
@@ -226,8 +232,9 @@ private:
         }
     }
 
-    // Puts the products of a level below 8 into `near`; then goes from blocks of `half` steps to blocks of twice as
-    // many. all: the products of decays over the blocks of both steps. First: half is 1.
+    // Stores the products of a level with halves below 8 steps in `near`; then extends `before`, `behind` and `all`
+    // from blocks of `half` steps to blocks of twice as many. all: the products of the decays over the blocks of both
+    // steps. First: half is 1.
     template <bool First>
     static KGEN_DEVICE void add_level(int half, float (&near)[2][4], const Inputs& in,
                                       const Factors& decay, Factors& before, Factors& behind,
@@ -237,7 +244,7 @@ private:
         float found[2][4] = {};
         multiply_level<First>(found[0], found[1], in, decay, before, behind, flip);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {  // a later, wider level replaces what does not count
+        for (int i = 0; i < 8; ++i) {  // later, wider levels replace products that do not count
             const int other = early() ^ early_of(2 * mma_lane().q + i % 2);
             if (other & half) near[i / 4][i % 4] = found[i / 4][i % 4];
         }
@@ -269,7 +276,8 @@ private:
             all[i / 4][i % 4] = decay[i / 4][i % 4];
             before[i / 4][i % 4] = behind[i / 4][i % 4] = 1.0f;
         }
-        // 1. Scores: the diagonal, from the rows as copied; then levels, from neighbours to the halves of the chunk.
+        // 1. Scores: the diagonal, from the inputs as copied; then the levels, from adjacent steps to the halves of the
+        // chunk.
         float near[2][4] = {};
         if constexpr (Pass::kReadsR) put_diagonal(near, inputs);
         add_level<true>(1, near, in, decay, before, behind, all);
@@ -313,7 +321,7 @@ private:
                 {all[0][0], all[0][1], all[0][2], all[0][3]}};
     }
 
-    // Four keys of a step's row, term by term.
+    // Stores four keys of a step's row, term by term.
     template <Row Which>
     static KGEN_DEVICE void put_quad(bf16* place, const Quad& quad, const float (&factors)[4]) {
         constexpr int kRowTerms = kTermsOf<Pass, Which>;
@@ -332,8 +340,8 @@ private:
                                      term * RowTile::kElements) = words[term];
     }
 
-    // Where element i of the lane's four of a fragment belongs: in the tile of a score, or in the triangle. The first
-    // two are r's.
+    // Where element i of the lane's four elements of a fragment belongs: its offset in the tile of a score, or in the
+    // triangle. Elements 0 and 1 are r's, elements 2 and 3 are a's.
     static KGEN_DEVICE int place_of(int fragment, int i) {
         const int g = mma_lane().g, n = 2 * mma_lane().q + i % 2;
         if (is_diagonal(fragment, i)) return score_place(g + i / 2 * 8, g + i / 2 * 8);
@@ -347,12 +355,13 @@ private:
     static KGEN_DEVICE int score_place(int row, int column) {
         return ScoreTile::offset(row, column / 8) + column % 8;
     }
-    // Steps g, of r's elements, and g + 8, of a's.
+    // Whether element i is on r's diagonal: step g if the element is in r's rows, step g + 8 if it is in a's rows.
     static KGEN_DEVICE bool is_diagonal(int fragment, int i) {
         return fragment >= 2 && mma_lane().g == 2 * mma_lane().q + i % 2;
     }
 
-    // The sums of a fragment over all keys, each to its place: far of k, far of b, near of k, near of b.
+    // Adds up a fragment over the warps' keys, and stores each sum at its place. Fragments: far of k, far of b, near of
+    // k, near of b.
     KGEN_DEVICE void put_fragment(int chunk, int fragment, const u32 (&places)[2]) const {
         Vec<float, 4> sums = *sums_of(chunk, 0, fragment);
 #pragma unroll

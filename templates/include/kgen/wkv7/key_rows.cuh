@@ -1,10 +1,10 @@
 // gr, gw, gk, ga and gb of one chunk of steps, with rows of wkv7's state and its gradient in registers, CUDA cores.
 //
 // 1. Forward from the state before the chunk: the states before all of its steps, and gr.
-// 2. Backward from the gradient of the state after it: the others.
+// 2. Backward from the gradient of the state after it: gw, gk, ga and gb.
 //
-// Layout: a block has kKeys keys of a head and one chunk of kSteps steps; kKeySplit threads share a key and have its
-// rows of S and G, the value features, in runs of four.
+// Layout: a block has kKeys keys of a head and one chunk of kSteps steps. kKeySplit threads share a key: they share out
+// the value features of its rows of S and G, in runs of four.
 //
 // Shared memory, V short for the padded value features:
 //
@@ -13,8 +13,8 @@
 //
 // Synchronisation: one group of cp.async, one block barrier.
 //
-// A Config has Value and W; kK and kV, keys and value features; kForm; kSteps, kKeySplit, kKeys; kVec, elements per
-// copy.
+// Config: Value and W; kK and kV: numbers of keys and value features; kForm; kSteps, kKeySplit, kKeys; kVec: elements
+// per copy.
 #pragma once
 
 #include "kgen/wkv/state_columns.cuh"
@@ -171,7 +171,8 @@ private:
     }
 };
 
-// By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist.
+// One block computes kKeys keys of a head and chunk. It returns at once if packed sequences leave the chunk's number
+// unused.
 template <class Config, class Offset>
 KGEN_DEVICE void backward_rows(const Offset* cu_seqlens, i64 N, i64 T, i64 H,
                                const KeyRowsTensors<typename Config::Value, typename Config::W>& x,

@@ -1,16 +1,16 @@
-// The loop of value_columns.cuh with fewer instructions around the steps: a thread copies the same pieces of every
-// buffer, from addresses that it keeps, and rows of 16 bits become fp32 once per block.
+// The loop of value_columns.cuh with fewer instructions around the steps: a thread copies the same piece of every
+// buffer, from addresses that it keeps, and rows of 16 bits are converted to fp32 once per block.
 //
 // Layout: that of value_columns.cuh.
 //
 // Shared memory, K and C short for the padded rows and the columns:
 //
 //     kStages x { Value rows[tensors][kTokens][K], c[kTokens][C]; W w[kTokens][K] }
-//     float decays[kTokens][K], rows[tensors][kTokens][K]  of the steps in use; rows: Value of 16 bits
+//     float decays[kTokens][K], rows[tensors][kTokens][K]  of the steps in use; rows: if Value has 16 bits
 //
 // Synchronisation: as in value_columns.cuh.
 //
-// A Config has that of ValueColumns.
+// Config: that of ValueColumns.
 #pragma once
 
 #include "kgen/wkv7/prepared_rows.cuh"
@@ -26,7 +26,7 @@ class RowCopier {
     static constexpr int kCopies = max(Tokens / kApart, 1);
 
 public:
-    // Whether a thread has one piece of a row in all its copies.
+    // Whether a thread has the same piece of a row in all its copies.
     static constexpr bool kFits =
         Threads % kPieces == 0 && (Tokens % kApart == 0 || kApart > Tokens) && sizeof(T) * Vec >= 4;
 
@@ -37,7 +37,7 @@ public:
 
     // `left`: steps that exist from the buffer's first one on.
     KGEN_DEVICE void start(T* target, i64 left) {
-        // Opaque, so that places are computed here and not kept in registers, where they spilled.
+        // Opaque, so that offsets are computed here and not kept in registers, where they spilled.
         const int rank = opaque(thread_rank()), token = rank / kPieces;
         T* to = target + token * Pitch + rank % kPieces * Vec;
 #pragma unroll
@@ -132,7 +132,7 @@ struct PreparedLoop : ValueColumns<Config, Step> {
 private:
     using Four = Vec<float, 4>;
 
-    // Calls visit(i) for the quads of `rows` rows that are the thread's.
+    // Calls visit(i) for the thread's quads of `Rows` rows.
     template <int Rows, class Visit>
     static KGEN_DEVICE void each_quad(Visit visit) {
         constexpr int kAll = Rows * kPitch / 4;
@@ -160,7 +160,7 @@ private:
     }
 };
 
-// The loop; that of value_columns.cuh where a thread's copies are not the same ones of every buffer.
+// The loop to use: that of value_columns.cuh if a thread's copies are not the same in every buffer.
 template <class Config, class Step, bool Fits = PreparedLoop<Config, Step>::kFits>
 struct ColumnsLoop {
     using Type = ValueColumns<Config, Step>;

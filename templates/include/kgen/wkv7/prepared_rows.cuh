@@ -2,30 +2,31 @@
 // and all inputs prepared in shared memory: fp32, decays and their slopes computed once per step and key.
 //
 // 1. Forward from the state before the chunk: the states before all of its steps, and gr.
-// 2. Backward from the gradient of the state after it: the others.
+// 2. Backward from the gradient of the state after it: gw, gk, ga and gb.
 //
-// gw is a sum over value features of S * G of the step itself, as in key_rows.cuh. Sums over pairs of steps, which
+// gw of a step is a sum over value features of S * G of that step, as in key_rows.cuh. Sums over pairs of steps, which
 // tensor cores would compute, nearly cancel.
 //
-// Layout: a block has kKeys keys of a head and one chunk of kSteps steps; kKeySplit threads share a key and have its
-// rows of S and G, the value features, in runs of four. Two neighbouring lanes have the same runs of two keys: a load of
-// 16 bytes per lane takes two cycles of shared memory where pairs of lanes read the same address, and four elsewhere.
+// Layout: a block has kKeys keys of a head and one chunk of kSteps steps. kKeySplit threads share a key: they share out
+// the value features of its rows of S and G, in runs of four. Two neighbouring lanes have the same runs of two keys: a
+// load of 16 bytes per lane takes two cycles of shared memory where pairs of lanes read the same address, and four
+// elsewhere.
 //
 // Shared memory, V short for the padded value features:
 //
 //     float sa[kSteps][V], gsa[kSteps][V], v[kSteps][V], gy[kSteps][V]
-//     float keys[kSteps][kKeys][8]    d, k, b, dd/dw; d, scale * r, a, none; results replace d, k, b, a and the last
+//     float keys[kSteps][kKeys][8]    d, k, b, dd/dw; d, scale * r, a, none; results replace d, k, b, a, none
 //
-// Each load has 16 bytes: a run of value features, or the inputs of a key for one direction. What lies beyond the last
-// step is a decay of 1 or zero.
+// Each load has 16 bytes: a run of value features, or the inputs of a key for one direction. Beyond the last step
+// decays are 1, and all else is zero.
 //
-// Bank conflicts: none; the eight words of a key lie side by side for the results.
+// Bank conflicts: none; for the results' sake the eight words of a key are adjacent.
 //
-// Synchronisation: two block barriers. The threads that write a key's results of a step share a warp with all that read
-// its inputs, and shuffles lie between.
+// Synchronisation: two block barriers. The threads that write a key's results of a step are in one warp with all
+// threads that read its inputs, and shuffles lie between these reads and writes.
 //
-// A Config has Value and W; kK and kV, keys and value features; kForm; kSteps, kKeySplit, kKeys; kVec, elements per
-// load.
+// Config: Value and W; kK and kV: numbers of keys and value features; kForm; kSteps, kKeySplit, kKeys; kVec: elements
+// per load.
 #pragma once
 
 #include "kgen/primitives/registers.cuh"
@@ -35,7 +36,7 @@
 
 namespace kgen::wkv7 {
 
-// d and dd/dw of a w: decay_of and decay_slope with as few exponentials and without divisions.
+// d and dd/dw of w: like decay_of and decay_slope, but with as few exponentials as possible and without divisions.
 struct DecayAndSlope {
     float decay, slope;
 };
@@ -51,13 +52,13 @@ KGEN_DEVICE DecayAndSlope decay_and_slope(float w) {
     }
 }
 
-// The sums of four values over groups of Lanes lanes, First lanes apart. Lane `rank` of a group is returned the sum of
+// The sums of four values over groups of Lanes lanes that are First lanes apart. Lane `rank` of a group gets the sum of
 // value number_of_sum(rank).
 template <int Lanes, int First>
 KGEN_DEVICE float lanes_sums(const float (&x)[4]) {
     static_assert(Lanes >= 4, "a lane has one sum");
     const bool upper = lane_id() & First, odd = lane_id() & 2 * First;
-    // Values, not elements: a choice of elements would be a choice of addresses, and x would lie in memory.
+    // Values, not elements: a choice between elements would be a choice between addresses, and x would lie in memory.
     const float a = x[0], b = x[1], c = x[2], d = x[3];
     const float first = (upper ? c : a) + shfl_xor(upper ? a : c, First);
     const float second = (upper ? d : b) + shfl_xor(upper ? b : d, First);
@@ -160,7 +161,7 @@ struct PreparedRows : RowTensors<Config, float> {
     }
 
 private:
-    // Neighbouring lanes with the same value features: of two keys, or one where a warp has no more.
+    // How many neighbouring lanes have the same value features, of a key each: two, or one if a warp has one key.
     static constexpr int kPair = kSplit < kWarpSize ? 2 : 1;
     static KGEN_DEVICE int own_part() { return thread_rank() / kPair % kSplit; }
     static KGEN_DEVICE int own_key() { return thread_rank() / (kPair * kSplit) * kPair + thread_rank() % kPair; }
@@ -181,7 +182,7 @@ private:
         return *reinterpret_cast<const Four*>(rows_of(tensor) + step * kPitch + first_row(run));
     }
 
-    // The compiler moves no load over this: with those of several steps at a time registers would spill.
+    // The compiler moves no load across this. With the loads of several steps at a time, registers would spill.
     static KGEN_DEVICE void limit_loads() { sync_warp(); }
 
     KGEN_DEVICE void load(Run& rows, const float* from) const {
@@ -195,13 +196,13 @@ private:
         }
     }
 
-    // The value features of all steps.
+    // Stores the value features of all steps.
     template <class T>
     KGEN_DEVICE void put_rows(int tensor, const StepPointer<T>& source) const {
         constexpr int kQuads = kPitch / 4, kAll = kSteps * kQuads;
         float* to = rows_of(tensor);
         if constexpr (kThreads % kQuads == 0 && kAll % kThreads == 0) {
-            // A thread has the same ones of several steps.
+            // A thread has the same columns of several steps.
             constexpr int kApart = kThreads / kQuads;
             const int first = thread_rank() / kQuads, column = thread_rank() % kQuads * 4;
             const T* from = source.first + first * source.stride + column;
@@ -221,7 +222,7 @@ private:
     }
     static KGEN_DEVICE void put_four(float* to, const Four& x) { *reinterpret_cast<Four*>(to) = x; }
 
-    // A key of a step by a thread.
+    // Stores the inputs of keys; a thread has one key of a step at a time.
     KGEN_DEVICE void put_keys() const {
         for (int i = thread_rank(); i < kSteps * kKeys; i += kThreads) {
             const int step = i / kKeys, key = first_key + i % kKeys;

@@ -1,8 +1,8 @@
 // gr, gw, gk, ga and gb of one chunk of 32 steps of wkv7 on tensor cores; clamped decays, bf16.
 //
-// Keys are independent. With S the state before the chunk, G the gradient of the state after it, g = scale * gy, c_t the
-// product of the decays after the middle of the chunk up to step t, or for earlier steps 1 over that of those after t up
-// to the middle, the operands of a key are
+// Keys are independent. S is the state before the chunk, G the gradient of the state after it, and g = scale * gy. For
+// a step t after the middle of the chunk, c_t is the product of the decays after the middle up to t; for an earlier
+// step, c_t is 1 over the product of the decays after t up to the middle. The operands of a key are
 //
 //     R_t = r_t c_t     A_t = a_t c_{t-1}     K_t = k_t / c_t     B_t = b_t / c_t
 //
@@ -14,8 +14,8 @@
 //     gk_s = (Q G v_s  + sum_t R_t (g_t . v_s)  + A_t (gsa_t . v_s)) / c_s      = Z_s / c_s
 //     gb_s = (Q G sa_s + sum_t R_t (g_t . sa_s) + A_t (gsa_t . sa_s)) / c_s     = U_s / c_s
 //
-// The sums over steps are products with masked matrices of scores [32 x 32], added to those with the states. gw by the
-// logarithm of the decay is a running sum, per key:
+// The sums over steps are products with masked matrices of scores [32 x 32], added to the products with the states. gw
+// with respect to the logarithm of the decay is a running sum, per key:
 //
 //     E_0  = P Q sum_v S * G + sum_t R_t P S g_t + A_t P S gsa_t
 //     gw_t = E_t - A_t Y_t     E_{t+1} = gw_t + K_t Z_t + B_t U_t - R_t X_t
@@ -25,35 +25,37 @@
 //     E_32 = P Q sum_v S * G + sum_s K_s Q G v_s + B_s Q G sa_s
 //     gw_t = E_{t+1} - (K_t Z_t + B_t U_t - R_t X_t)
 //
-// Pairs of steps enter E at the early step and leave it at the late one. Both times they are products of the same
-// rounded operands, so that what remains is an error of fp32 relative to the magnitudes added. gw_t is taken from the
-// side where their sum is smaller, E at that end included: it is exactly 0 where nothing precedes or follows t. With
+// A pair of steps enters E at the early step and leaves it at the late one. Both times its terms are products of the
+// same rounded operands, so that only an fp32 error remains, relative to the magnitudes added. gw_t is taken from the
+// end for which the sum of these magnitudes, with |E| at that end, is smaller: it is exactly 0 where nothing precedes
+// or follows t. With
 //
 //     M_t = |K_t Z_t + B_t U_t| + |R_t X_t| + |A_t Y_t|
 //
-// these are |E_0| + sum_{s<t} M_s + |A_t Y_t| and |E_32| + sum_{s>t} M_s + M_t - |A_t Y_t|. Terms of a step count one
-// by one: where they cancel, as after an initial state of small values, their sum would say nothing of the error.
+// these sums are |E_0| + sum_{s<t} M_s + |A_t Y_t| and |E_32| + sum_{s>t} M_s + M_t - |A_t Y_t|. The terms of a step
+// count one by one: where they cancel, as after an initial state of small values, their sum would say nothing about the
+// error.
 //
-// Precision: TF32. R and K are rounded to nearest, A and B have a low term: k gk and b gb may be many times gw. Other
-// operands are truncated, as mma does; constants make up for the mean of what that loses (kNearTf32).
+// Precision: TF32. R and K are rounded to nearest. A and B have a low term, because k gk and b gb may be many times gw.
+// Other operands are truncated, as mma does; constant factors compensate the mean loss (kNearTf32).
 //
-// Layout: a warp has 16 keys. A lane has keys g and g + 8 and steps 2q and 2q + 1 of each tile of 8 steps:
-// [tile][2 * key + step], as accumulators are, and as operands A of the sums over steps.
+// Layout: each warp has 16 keys. Each lane has keys g and g + 8 and steps 2q and 2q + 1 of each tile of 8 steps:
+// [tile][2 * key + step], the order of accumulators and of operands A of the sums over steps.
 //
 // Shared memory:
 //
 //     float rows[4][32][kPitch]         gy, gsa, v, sa; blocks of 16 columns swizzled
-//     float scores[2][4][32][32]        then in place of the rows: rows late steps and columns early ones, and
-//                                       transposed; rk, rb, ak, ab. A row has two halves of 16 steps, in the order
+//     float scores[2][4][32][32]        replace the rows: with rows late steps and columns early ones, and
+//                                       transposed; each rk, rb, ak, ab. A row has two halves of 16 steps, in the order
 //                                       2q, 2q + 1, 8 + 2q, 9 + 2q, swizzled.
-//     float own[warps][kOwn]            G [16][kPitch] of fp32, or the scales of S and G [2][kPitch]; then, by tile and
-//                                       lane, c_t and d log(d_t) / dw_t [2][4][32][4]
+//     float own[warps][kOwn]            G [16][kPitch] of fp32, or the scales of S and G [2][kPitch]; later, by tile
+//                                       and lane, c_t and d log(d_t) / dw_t [2][4][32][4]
 //     Value inputs[warps][5][2][16][16] r, k, a, b, w of a warp, then its results
 //
-// Synchronisation: three block barriers, and one more where results are looked at for NaN and Inf: if any is not
-// finite, the block computes its gradients again, step by step.
+// Synchronisation: three block barriers, and one more where results are checked for NaN and Inf. If any is not finite,
+// the block computes its gradients again, step by step.
 //
-// Config and State: RowGradients.
+// Config and State: see RowGradients.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -75,7 +77,7 @@ public:
     using Base::kKeys, Base::kThreads, Base::step_by_step;
     using Index = u32;
     static constexpr int kSteps = 32;
-    static constexpr bool kOpaqueRepeat = true;  // else divisors of the prologue would be kept for it, and spill
+    static constexpr bool kOpaqueRepeat = true;  // else the prologue's divisors stay in registers, and spill
 
 private:
     using Base::first_key, Base::steps, Base::gy, Base::r, Base::k, Base::v, Base::a, Base::b, Base::w, Base::sa,
@@ -89,10 +91,10 @@ private:
     using Operand = u32[4];     // of a tile of steps, [key + 2 * step]
     using Words = u32[4];       // of two steps of two tiles, [2 * tile + key]
     static constexpr int kBlocks = Products::Buffers::kBlocks, kPitch = 16 * kBlocks;
-    static constexpr int kRows = kSteps * kPitch, kMatrix = kSteps * kSteps;  // floats of a tensor, of scores
+    static constexpr int kRows = kSteps * kPitch, kMatrix = kSteps * kSteps;  // floats of a tensor, of a matrix
     static constexpr int kFloats = max(4 * kRows, 8 * kMatrix);
     static_assert(kWarps <= 4 || kWarps == 8, "scores are shared out to 1, 2, 4 or 8 warps");
-    // Of a warp: decays and slopes, before them the gradient of the state.
+    // Floats of a warp: decays and slopes, and before that the gradient of the state.
     static constexpr int kOwn = max(32 * kWarpSize, 16 * kPitch);
     static constexpr int kTile = 256;  // elements of 16 steps and 16 keys
     // Blocks of 16 value features of both states that are loaded at a time. With more, sums would spill.
@@ -106,8 +108,8 @@ private:
 public:
     static constexpr int kBytes = 4 * (kFloats + kWarps * kOwn) + kWarps * 5 * 2 * 2 * kTile;
 
-    // Returns whether all is computed. If a gradient is not finite, the caller has to take the steps one by one: with
-    // the addresses of all inputs in registers until then, others would spill.
+    // Returns whether all gradients are finite. If not, the caller has to compute the steps one by one. That code is
+    // not here, because the addresses of all inputs would stay in registers until then, and other values would spill.
     KGEN_DEVICE bool operator()() const {
         const int warp = thread_rank() / kWarpSize, key = first_key + 16 * warp;
         float* const rows = dynamic_smem<float>();
@@ -144,15 +146,15 @@ public:
             if constexpr (!kStaged) load_group(rows_g, gradient, key, group + kGroup);
         }
 
-        // 3. Scores. The barrier keeps their operands out of registers until here.
+        // 3. Scores. The barrier keeps the compiler from loading their operands earlier.
         sync_warp();
         put_scores(rows, scores, warp);
 
-        // 4. Decays; what the states give; R and A.
+        // 4. Decays; factors of the products with the states; R and A.
         Decays c;
         Four* const own_decays = reinterpret_cast<Four*>(own) + lane_id();
         const Four* const own_slopes = own_decays + 4 * kWarpSize;
-        Steps upto;  // later again from memory
+        Steps upto;  // read again from memory later
         c.read(inputs + 2 * kInputW * kTile, steps, upto, own_decays);
         float sum[2], end[2];  // E_0, E_32
 #pragma unroll
@@ -185,7 +187,7 @@ public:
             sum[which] = fma(bit_cast<float>(of_a[tile][place(x)]), by_a[tile][x], sum[which]);
         }
 
-        // 5. gk, gb; K and B, and what they add to E.
+        // 5. gk, gb; K and B, and their part of E.
         const float* const late[2] = {of_lane(scores, 0), of_lane(scores, 1)};
         const float* const early[2] = {late[0] + 4 * kMatrix, late[1] + 4 * kMatrix};
         Operand of_k[4], of_b[4];
@@ -246,8 +248,8 @@ public:
         write_both(gk, inputs + 2 * kInputK * kTile, key);
         write_both(gb, inputs + 2 * kInputB * kTile, key);
 
-        // 6. gr, ga. gw from E_0 on, and back from E_32, whose part of later tiles is not known yet; the sum of the
-        // magnitudes added from E_0 on.
+        // 6. gr, ga. gw forward from E_0, and backward from E_32 without the terms of later tiles, which are not known
+        // yet; the sum of the magnitudes added from E_0 on.
         Steps forth, back, sizes;
         float size[2], until[4][2];
 #pragma unroll
@@ -316,7 +318,7 @@ public:
             put<Value>(inputs + (2 * kInputA + half) * kTile, by_a, half);
         }
 
-        // 7. gw: of both sums the one that adds less.
+        // 7. gw from the end whose sum of magnitudes is smaller.
 #pragma unroll
         for (int which = 0; which < 2; ++which) size[which] = 0.5f * (size[which] + abs(end[which]));
 #pragma unroll
@@ -351,7 +353,7 @@ public:
 private:
     struct Decays;
 
-    // Sums over the group of four lanes: of those before the calling one, of those behind it, of all.
+    // Sums over a group of four lanes: over the lanes before the caller, over the lanes after it, and over all.
     struct LaneSums {
         float before, behind, all;
 
@@ -367,10 +369,10 @@ private:
     struct Decays {
         float before_two[4][2];  // c_{t-1} of the first of two steps
         float to_middle[2], to_end[2];  // P, Q
-        float odd, upper;     // 1 where the lane is the second of two; of the second pair of lanes
+        float odd, upper;     // 1 for the second lane of a pair; 1 for the second pair of lanes
 
 
-        // upto: c_t. Also writes them, and the slopes of log(d) by w, to shared memory.
+        // upto: c_t. Also writes c_t, and the slopes of log(d) by w, to shared memory.
         KGEN_DEVICE void read(const u16* tiles, int steps, Steps& upto, Four* own) {
             const int q = mma_lane().q;
             odd = static_cast<float>(q & 1);
@@ -383,7 +385,8 @@ private:
                 Four slope[2];
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
-                    // With 1 - sigmoid as a product, which does not cancel; and finite where e^-w would overflow.
+                    // 1 - sigmoid(w) is the product e * sigmoid(w), which does not cancel; the bound keeps e finite
+                    // where e^-w would overflow.
                     const float e = fast_exp2(min(-kLog2e * value<W>(words, i), 126.0f));
                     const float sigmoid_of = fast_reciprocal(1.0f + e);
                     upto[2 * half + i / 4][i % 4] = -kClamp * kLog2e * sigmoid_of;
@@ -435,9 +438,9 @@ private:
         return i % 2 == 0 ? two.x : two.y;
     }
     static KGEN_DEVICE int place(int i) { return i / 2 + i % 2 * 2; }
-    // The nearest TF32 number: 8193 x in fp32 has its 11 bits, and the difference is exact. NaN of Inf.
+    // The nearest TF32 number: 8193 x in fp32 has its 11 bits, and the difference is exact. Inf becomes NaN.
     static KGEN_DEVICE u32 rounded(float x) { return bit_cast<u32>(fma(x, -8192.0f, x * 8193.0f)); }
-    // What mma does not read of an operand.
+    // The low part of an operand, which mma does not read.
     static KGEN_DEVICE void rest_of(const Operand& x, Operand& rest) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -446,7 +449,7 @@ private:
         }
     }
 
-    // 16 steps: where the calling lane's row of 8 keys lies that ldmatrix and stmatrix take.
+    // 16 steps: offset of the row of 8 keys whose address the calling lane passes to ldmatrix and stmatrix.
     static KGEN_DEVICE int own_row() {
         const int lane = lane_id();
         return SwizzledTile<bf16, 16>::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -454,7 +457,7 @@ private:
     static KGEN_DEVICE void load(Words& words, const u16* tile) {
         ldmatrix<4, true>(words, tile + own_row());
     }
-    // Tiles 2 * half and 2 * half + 1.
+    // Stores tiles 2 * half and 2 * half + 1.
     template <class T>
     static KGEN_DEVICE void put(u16* to, const Steps& x, int half) {
         Words words;
@@ -466,7 +469,7 @@ private:
         sync_warp();  // all lanes have read what was there
         stmatrix_transposed(words, to + own_row());
     }
-    // 32 steps of a result. A lane has some steps of a run of kVec keys.
+    // Writes 32 steps of a result. A lane writes some of these steps, for a run of kVec keys.
     template <class T>
     KGEN_DEVICE void write_both(const Rows<T>& to, const u16* tiles, int key) const {
         constexpr int kPerRow = 16 / Config::kVec, kApart = kWarpSize / kPerRow, kUnrolled = kPerRow <= 2 ? kPerRow : 1;
@@ -482,7 +485,7 @@ private:
         }
     }
 
-    // 32 steps of 16 keys.
+    // Copies 32 steps of 16 keys.
     template <class T>
     KGEN_DEVICE void copy(const StepPointer<T>& from, u16* tiles, int key) const {
         TileCopier<T, Config::kVec> copier(from, key);
@@ -491,7 +494,7 @@ private:
         copier.start(tiles + kTile, steps - 16, kK - key);
     }
 
-    // Rows of value features, fp32. What does not exist is zero.
+    // Copies rows of value features in fp32. Elements that do not exist are zero.
     KGEN_DEVICE void copy_rows(const StepPointer<float>& from, float* to) const {
         constexpr int kEach = min(Config::kVec, 4);
         each_of_rows<kEach>([&](int step, int column, int place, int first, int later) {
@@ -499,8 +502,8 @@ private:
                                         step < steps && (kV % 16 == 0 || column < kV));
         });
     }
-    // Calls visit(step, column, place, first, later) for runs of Each columns of all rows, of which a thread has some;
-    // step = first + later, of which the second is the same for all threads.
+    // Calls visit(step, column, place, first, later) for runs of Each columns of all rows, which the threads share out;
+    // step = first + later, where `later` is the same for all threads.
     template <int Each, class Visit>
     static KGEN_DEVICE void each_of_rows(Visit visit) {
         constexpr int kPerRow = 16 * kBlocks / Each, kRuns = kSteps * kPerRow, kUnrolled = kRuns <= 8 * kThreads ? 8 : 1;
@@ -511,18 +514,19 @@ private:
             if (kRuns % kThreads != 0 && i >= kRuns) break;
             const int first = (kColumn ? thread_rank() : i) / kPerRow, later = kColumn ? n * (kThreads / kPerRow) : 0;
             const int step = first + later, column = (kColumn ? thread_rank() : i) % kPerRow * Each;
-            // The swizzle of a row is that of the rows an even number further on.
+            // Rows that are an even number apart have the same swizzle.
             const int place = later % 2 == 0 ? row_place(first, column) + later * kPitch : row_place(step, column);
             visit(step, column, place, first, later);
         }
     }
-    // Rows of value features: where a column lies. Without the exchange of neighbouring blocks in odd rows two rows that a
-    // quarter of a warp reads would have the same banks.
+    // The offset of a column in rows of value features. Odd rows exchange neighbouring blocks: otherwise two rows that
+    // a quarter of a warp reads would have the same banks.
     static KGEN_DEVICE int row_place(int row, int column) {
         const int block = column / 16;
         return row * kPitch + 16 * (kBlocks % 2 == 0 ? block ^ (row & 1) : block) + column % 16;
     }
-    // Four columns of each block of a row of the lane, g of 8: the lane's place in even blocks and in odd ones.
+    // Reads four columns of a block, in a row of the lane (g of 8). first: the lane's address in even blocks, and in
+    // odd blocks.
     struct OwnRow {
         const float* first[2];
 
@@ -532,20 +536,20 @@ private:
             first[0] = rows + lane.g * kPitch + 4 * lane.q + exchange;
             first[1] = first[0] - 2 * exchange;
         }
-        // `floats`: a number of rows further on. group: even, or 0.
+        // `floats`: offset of the row from row g. group: the first block of a group, which is even.
         KGEN_DEVICE Four operator()(int floats, int block, int group = 0) const {
             return *reinterpret_cast<const Four*>(first[block % 2] + floats + 16 * block + 16 * group);
         }
     };
 
-    // The warp's rows of G.
+    // Copies the warp's rows of G.
     KGEN_DEVICE void copy_gradient(float* to, int key) const {
         constexpr int kEach = min(Config::kVec, 4), kPerRow = kPitch / kEach, kRuns = 16 * kPerRow;
         constexpr int kUnrolled = kRuns <= 8 * kWarpSize ? 8 : 1;
         const State* const from = gradient + key * kV;
 #pragma unroll kUnrolled
         for (int n = 0; n < kRuns / kWarpSize; ++n) {
-            constexpr bool kColumn = kWarpSize % (2 * kPerRow) == 0;  // whether column and swizzle stay
+            constexpr bool kColumn = kWarpSize % (2 * kPerRow) == 0;  // whether column and swizzle do not depend on n
             const int i = kColumn ? lane_id() : lane_id() + n * kWarpSize, later = kColumn ? n * kWarpSize / kPerRow : 0;
             const int first = i / kPerRow, column = i % kPerRow * kEach, row = first + later;
             const bool there = (kK % kKeys == 0 || key + row < kK) && (kV % 16 == 0 || column < kV);
@@ -554,7 +558,7 @@ private:
         }
     }
 
-    // The scales of S, then those of G; zero beyond the last value feature.
+    // Copies the scales of S, then those of G; they are zero beyond the last value feature.
     KGEN_DEVICE void copy_scales(float* to) const {
         constexpr int kEach = min(Config::kVec, 4), kPerRow = kPitch / kEach, kRuns = 2 * kPerRow;
 #pragma unroll
@@ -570,7 +574,7 @@ private:
     static KGEN_DEVICE const T* run_of(const StepPointer<T>& rows, int first, int later, int column) {
         return rows.first + u32(first) * rows.stride + column + later * rows.stride;
     }
-    // Rows of gy and v.
+    // Stores the rows of gy and v in fp32.
     KGEN_DEVICE void widen_rows(float* rows) const {
         each_of_rows<4>([&](int step, int column, int place, int first, int later) {
             const int width = step < steps ? kV - column : 0;
@@ -581,8 +585,8 @@ private:
         });
     }
 
-    // Four value features of keys g and g + 8, of kGroup blocks of 16 from block `group` on. L2 fetches 256 bytes at a
-    // time: what a later group loads is there by then.
+    // Loads four value features of keys g and g + 8, of kGroup blocks of 16 from block `group` on. L2 fetches 256 bytes
+    // at a time, so that it has the values of a later group by then.
     static KGEN_DEVICE void load_group(StateRows& rows, const State* of, int key, int group) {
         constexpr int kEach = min(Config::kVec, 4);
         const MmaLane lane = mma_lane();
@@ -628,7 +632,7 @@ private:
                 widened(rows_g[n], g, kPitch + 16 * n);
             }
         };
-        // S first: its registers are free where the sums with G begin.
+        // S first: its registers are free when the sums with G begin.
 #pragma unroll
         for (int n = 0; n < kGroup; ++n) {
             if (group + n >= kBlocks) break;
@@ -660,24 +664,24 @@ private:
             }
         }
     }
-    // Operands A. Without results of their own they would be copied for every product, as their registers are in another
-    // order.
+    // Rounds operands A. Without a result of its own an operand would be copied for every product, as its registers are
+    // in another order.
     static KGEN_DEVICE void round(Four (&x)[2]) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) x[i / 4][i % 4] = bit_cast<float>(near_tf32(x[i / 4][i % 4]));
     }
     static KGEN_DEVICE void add(Sums& sums, const Four (&x)[2], const Four& y) { Products::add(sums, x, y); }
 
-    // The lane's part of 16 steps of row g of the first tile of the first matrix of scores.
+    // The address of the lane's part of 16 steps, in row g of the first tile of the first matrix of scores.
     static KGEN_DEVICE const float* of_lane(const float* scores, int part) {
         const MmaLane lane = mma_lane();
         return scores + score_place(lane.g, part) + 4 * lane.q;
     }
-    // Where 16 steps of a row begin.
+    // The offset of 16 steps (half `part`) of a row.
     static KGEN_DEVICE int score_place(int row, int part) {
         return row * kSteps + 16 * (part ^ ((row ^ row >> 1) & 1));
     }
-    // Of row 8 * tile + g, the lane's steps of tiles 2 * part and 2 * part + 1.
+    // The lane's steps of tiles 2 * part and 2 * part + 1, in row 8 * tile + g.
     static KGEN_DEVICE Four four(const float* const (&own)[2], int which, int tile, int part) {
         return *reinterpret_cast<const Four*>(own[part] + which * kMatrix + 8 * tile * kSteps);
     }
@@ -685,8 +689,8 @@ private:
         mma_tf32_m16n8k8(sums, x, {bit_cast<u32>(y[2 * m]), bit_cast<u32>(y[2 * m + 1])});
     }
 
-    // The scores of all pairs of steps, in place of the rows.
-    static constexpr int kMatrices = kWarps < 4 ? 4 / kWarps : 1;  // of a warp; of eight warps two share one
+    // Computes the scores of all pairs of steps, and stores them in place of the rows.
+    static constexpr int kMatrices = kWarps < 4 ? 4 / kWarps : 1;  // of a warp; two of eight warps share one
     KGEN_DEVICE void put_scores(const float* rows, float* scores, int warp) const {
         if constexpr (kWarps <= 4) {
             float first[kMatrices][2][4] = {}, second[kMatrices][4][4] = {};
@@ -720,7 +724,7 @@ private:
         sync_block();
     }
 
-    // 16 late steps and as many early ones, or 32 if they are the last ones.
+    // Products of 16 late steps with as many early steps, or with all 32 for the last 16 late steps.
     template <int kLast, int kTiles>
     static KGEN_DEVICE void multiply_scores(float (&sums)[kTiles][4], const float* rows, int which) {
         const OwnRow late(rows + which / 2 * kRows), early(rows + (kRowV + which % 2) * kRows);
@@ -733,7 +737,8 @@ private:
                 add(sums[tile], x, early(8 * tile * kPitch, block));
         }
     }
-    // Masked; as rows of late steps, and of early ones. What is truncated in sa and here is made up for.
+    // Stores masked scores twice, with late steps as rows and with early steps as rows. The factors compensate the
+    // truncation of sa and of the scores.
     template <int kLast, int kTiles>
     KGEN_DEVICE void store_scores(const float (&sums)[kTiles][4], float* scores, int which) const {
         const MmaLane lane = mma_lane();
@@ -741,12 +746,12 @@ private:
         const float factor = kNear * (of_a ? 1.0f : scale) * (of_b ? kNear : 1.0f);
         float* const of_late = scores + which * kMatrix;
         float* const of_early = of_late + 4 * kMatrix;
-        const int distance = lane.g - 2 * lane.q - (of_a ? 1 : 0);  // of a tile on the diagonal, least one
+        const int distance = lane.g - 2 * lane.q - (of_a ? 1 : 0);  // in a tile on the diagonal: row - first column
 #pragma unroll
         for (int tile = 0; tile < 2 + 2 * kLast; ++tile)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int beyond = 16 * kLast + 8 * half - 8 * tile;  // from the column's tile to the row's
+                const int beyond = 16 * kLast + 8 * half - 8 * tile;  // steps from the column's tile to the row's
                 float x[2];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
@@ -763,7 +768,7 @@ private:
     }
 };
 
-// As backward_chunk_rows.
+// See backward_chunk_rows.
 template <class Config, class State = float, class Offset>
 KGEN_DEVICE void backward_quotient_rows(
     const Offset* cu_seqlens, i64 N, i64 T, i64 H,

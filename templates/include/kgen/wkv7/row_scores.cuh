@@ -6,9 +6,10 @@
 //
 //     r_t k_s: scale * gy_t . v_s     r_t b_s: scale * gy_t . sa_s     a_t k_s: gsa_t . v_s     a_t b_s: gsa_t . sa_s
 //
-// The chunk is halved down to neighbours (kgen/wkv7/chunk_rows.cuh). Step t lies in slot t or, from 8 on, 23 - t: a
-// lane has the slots 2q, 2q + 1 and 8 + 2q, 9 + 2q of a fragment, whose steps are two and their complements, so that
-// at every level two of a lane's steps are of early halves, E0 and E1, and two of late ones, L0 and L1.
+// The chunk is halved down to adjacent steps (kgen/wkv7/chunk_rows.cuh). Step t lies in slot t, or from t = 8 on in
+// slot 23 - t. A lane has the slots 2q, 2q + 1, 8 + 2q and 9 + 2q of a fragment, which are two steps t and their
+// complements 15 - t. At every level two of a lane's steps are thus in early halves, E0 and E1, and two in late halves,
+// L0 and L1.
 //
 // Layout in shared memory (struct RowScoreBuffers):
 //
@@ -22,7 +23,7 @@
 //
 // Bank conflicts: none in loads of 16 bytes from `values` and `parts`, none in stores to `scores`.
 //
-// Synchronisation: none here. put_values, put_scores, put_parts, each by all warps, with a block barrier between.
+// Synchronisation: none here. All warps call put_values, put_scores and put_parts, with a block barrier after each.
 #pragma once
 
 #include "kgen/chunked/chunk_mma.cuh"
@@ -32,7 +33,7 @@
 
 namespace kgen::wkv7 {
 
-// The steps of lane group q at the level of halves of kHalf steps; which: 0 or 1.
+// Early or late step `which` (0 or 1) of lane group q, at the level of halves of kHalf steps.
 template <int kHalf>
 KGEN_DEVICE int early_step(int q, int which) {
     if constexpr (kHalf == 1) return which == 0 ? 2 * q : 14 - 2 * q;
@@ -60,13 +61,14 @@ struct RowScoreBuffers {
     KGEN_DEVICE float* values(int which) const { return first + which * kTile; }
     KGEN_DEVICE float* low(int which) const { return first + (4 + which / 2) * kTile; }  // of gsa or sa
     KGEN_DEVICE float* scores() const { return first + kTiles * kTile; }
-    // Of a level and direction, of the calling lane; the second half is 32 vectors further on, low terms kLowParts.
+    // The calling lane's vector of a part (level and direction). The second half is 32 vectors further on, low terms
+    // kLowParts.
     KGEN_DEVICE Vec<float, 4>* parts(int part) const {
         return reinterpret_cast<Vec<float, 4>*>(scores() + 32 * kScores) + part * 64 + lane_id();
     }
 };
 
-// Four neighbours of a row by loads of at most kVec elements; zero where `width`, counted from the first, ends.
+// Loads four adjacent elements of a row by loads of at most kVec elements; elements from `width` on are zero.
 template <int kVec, class T>
 KGEN_DEVICE Vec<float, 4> load_four(const T* from, int width) {
     constexpr int kEach = min(kVec, 4);
@@ -82,7 +84,7 @@ KGEN_DEVICE Vec<float, 4> load_four(const T* from, int width) {
     return {{found[0], found[1], found[2], found[3]}};
 }
 
-// By Warps warps. CopyVec: elements per load.
+// Runs on Warps warps. CopyVec: elements per load.
 template <class Value, int Values, int Warps, int CopyVec, bool Precise>
 class RowScores {
     static_assert(sizeof(Value) == 2, "gy and v are exact in TF32");
@@ -93,7 +95,7 @@ public:
 
     KGEN_DEVICE RowScores(const Buffers& buffers, int warp) : buffers_(buffers), warp_(warp) {}
 
-    // Rows of `steps` steps; the others are zero.
+    // Stores the rows of `steps` steps; the other rows are zero.
     KGEN_DEVICE void put_values(const StepPointer<Value>& gy, const StepPointer<float>& gsa,
                                 const StepPointer<Value>& v, const StepPointer<float>& sa,
                                 int steps) const {
@@ -110,7 +112,7 @@ public:
         }
     }
 
-    // Four neighbours of a slot's row, rounded.
+    // Stores four adjacent elements of a slot's row, rounded.
     template <int kWhich>
     KGEN_DEVICE void put(int place, const Four& x) const {
         Four rounded;
@@ -126,7 +128,7 @@ public:
         *reinterpret_cast<Four*>(buffers_.values(kWhich) + place) = rounded;
     }
 
-    // The products of 16 steps of gy or gsa and eight of v or sa, eight such parts.
+    // Computes the scores in eight parts: each has the products of 16 steps of gy or gsa with eight steps of v or sa.
     KGEN_DEVICE void put_scores(float scale) const {
 #pragma unroll 1
         for (int part = warp_; part < 8; part += Warps) {
@@ -170,7 +172,7 @@ public:
         }
     }
 
-    // The scores of all levels, as operands.
+    // Stores the scores of all levels as operands.
     KGEN_DEVICE void put_parts() const {
 #pragma unroll 1
         for (int part = warp_; part < 8; part += Warps) {
@@ -186,11 +188,11 @@ public:
         }
     }
 
-    // Columns 16 * block + 4q .. of row g of a tile.
+    // Columns from 16 * block + 4q on, of row g of a tile.
     static KGEN_DEVICE Four four(const float* row, int block) {
         return *reinterpret_cast<const Four*>(row + 16 * block);
     }
-    // Row g of slots 8 * half .. of a tensor, from column 4q on.
+    // Row g of the slots from 8 * half on of a tensor, from column 4q on.
     KGEN_DEVICE const float* rows(int which, int half = 0) const {
         return buffers_.values(which) + place_of_row(half);
     }
@@ -199,7 +201,7 @@ public:
         return buffers_.low(which) + place_of_row(half);
     }
 
-    // Two terms, NaN in the second where x is not finite.
+    // Splits x into two terms; the second is NaN if x is not finite.
     static KGEN_DEVICE void split(float x, float& high, float& low) {
         u32 terms[2];
         split_tf32_finite(x, terms[0], terms[1]);
@@ -220,13 +222,14 @@ public:
         for (int i = 0; i < 4; ++i) sums[i] += part[i];
     }
 
-    // The products of 16 columns.
+    // Adds the products of 16 columns.
     static KGEN_DEVICE void add(float (&sums)[4], const Four (&a)[2], const Four& b) {
         multiply<0>(sums, a[0], a[1], b);
         multiply<1>(sums, a[0], a[1], b);
     }
 
-    // The products of eight of 16 columns, k = q, q + 4 of a fragment being columns 4q + 2 * kPart, 4q + 2 * kPart + 1.
+    // Adds the products of eight of 16 columns: k = q and q + 4 of a fragment are columns 4q + 2 * kPart and
+    // 4q + 2 * kPart + 1.
     template <int kPart>
     static KGEN_DEVICE void multiply(float (&sums)[4], const Four& a_low, const Four& a_high, const Four& b) {
         constexpr int x = 2 * kPart;
@@ -253,7 +256,7 @@ private:
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const int row = reverse ? late_step<kHalf>(lane.q, which) : early_step<kHalf>(lane.q, which);
-            const bool same = ((row ^ column) & ~(2 * kHalf - 1)) == 0;  // block
+            const bool same = ((row ^ column) & ~(2 * kHalf - 1)) == 0;  // same block
             const float* at = buffers_.scores() +
                               slot_step(reverse ? row : column) * Buffers::kScores +
                               slot_step(reverse ? column : row);

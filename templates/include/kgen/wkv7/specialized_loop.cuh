@@ -1,32 +1,32 @@
-// wkv7 by warps of two roles, in chunks of 16 steps; bf16 operands (mma, sm_80). A Pass (loop_passes.cuh) is the loop of
-// the forward pass, or one of the two of the backward pass.
+// wkv7 by producer and consumer warps, in chunks of 16 steps; bf16 operands (mma, sm_80). A Pass (loop_passes.cuh) is
+// the loop of the forward pass, or one of the two loops of the backward pass.
 //
-// Producer warps (halving_producer.cuh; for clamped decays quotient_producer.cuh, too) compute what does not depend on
-// the state, once per head and three chunks ahead. A consumer warp has 16 value features of the state in registers. With
-// the rows, scores and the inverse of a chunk:
+// Producer warps (halving_producer.cuh; for clamped decays also quotient_producer.cuh) compute what does not depend on
+// the state, once per head and three chunks ahead. Each consumer warp holds 16 value features of the state in
+// registers. From the rows, the scores and the inverse of a chunk it computes:
 //
 //     X  = A S + (A K^T) V          sa = (I - A B^T)^-1 X
 //     y  = R S + (R K^T) V + (R B^T) sa
 //     S  = diag(P_16) S + K^T V + B^T sa          K and B are decayed to the end of the chunk
 //
-// and backward, chunks from the last to the first, G the gradient of the state, g = scale * gy, R and the scores with r
-// times the scale:
+// and backward, with chunks from the last to the first and G the gradient of the state; R and the scores with r are
+// multiplied by the scale, so that gy is not:
 //
 //     X  = B G + (R B^T)^T gy       gsa = ((I - A B^T)^-1)^T X
 //     gv = K G + (R K^T)^T gy + (A K^T)^T gsa
 //     G  = diag(P_16) G + R^T gy + A^T gsa
 //
-// With quotients K and B are relative to the outset of the chunk: diag(P_16) multiplies S behind its update, and G
-// before all else.
+// With quotients, K and B are relative to the beginning of the chunk: diag(P_16) multiplies S after its update, and G
+// before all products.
 //
 // Only these products are serial in time. Scores and the inverse have a high and a low term, as in chunk_mma.cuh; V and
-// gy are bf16 already. Rows, the state, X, sa and gsa are rounded to bf16 as operands, or have a low term, as the class
-// `Pass` says. Sums are fp32.
+// gy are bf16 already. Rows, the state, X, sa and gsa are operands in bf16, with a low term where the class `Pass` says
+// so. Sums are fp32.
 //
-// NaN and Inf: as in chunk_mma.cuh. Where an output is not finite the block computes its sequence again, step by step.
+// NaN and Inf: as in chunk_mma.cuh. If an output is not finite, the block computes its sequence again, step by step.
 //
-// Layout: S, X, sa and y are transposed accumulators, whose rows are value features. Those of one product become
-// operand A of the next without moves between registers.
+// Layout: S, X, sa and y are transposed accumulators: their rows are value features. The accumulators of one product
+// become operand A of the next product without moves between registers.
 //
 // Shared memory: that of the producers; bf16 c[kWarps][kStages][16][16], a ring of chunks of v or gy for each consumer
 // warp.
@@ -35,9 +35,10 @@
 // inverse of n + 1, the scores of n + 2 and the rows of n + 3. With Pass::kConsumerScores consumers write the scores.
 // The inputs come by cp.async, kStages - 1 chunks ahead, to the warps that read them.
 //
-// A Config has W; kForm: of the decays; kK; kWarps, kRowWarps: of consumers and producers; kStages: chunks of inputs in
-// shared memory; kVec: elements per copy. Checkpoint: dtype of the states that are written, float or
-// bf16, and StateSteps: steps from one to the next. LevelLoop: as HalvingProducer has it.
+// Config: W; kForm: of the decays; kK; kWarps, kRowWarps: numbers of consumer and producer warps; kStages: chunks of
+// inputs in shared memory; kVec: elements per copy; kRowCopies: whether warps copy whole rows for each other.
+// Checkpoint: dtype of the states that are stored, float or bf16. StateSteps: steps from one stored state to the next.
+// LevelLoop: see HalvingProducer.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -59,7 +60,8 @@ struct ProducerChoice<Config, Pass, LevelLoop, true> {
                                   Config::kVec, Config::kStages, Config::kRowCopies>;
 };
 
-// The scores that consumers compute. A state is in their registers: of heads above 64 keys there is room for two tiles.
+// The scores that consumers compute. Consumers hold the state in registers, so that heads above 64 keys leave room for
+// the operands of only two tiles.
 struct NoScores {
     template <class Buffers>
     KGEN_DEVICE explicit NoScores(const Buffers&) {}
@@ -80,7 +82,7 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, Sta
     using Buffers = ChunkBuffers<Config::kK, Pass>;
     using Producer = typename ProducerChoice<Config, Pass, LevelLoop>::Type;
     using Scores = typename ScoresChoice<Config, Pass>::Type;
-    // Whether consumers copy rows for each other; a warp that computes columns of a transition reads no c.
+    // Whether consumers copy rows for each other. A warp that computes columns of a transition matrix reads no c.
     static constexpr bool kRowCopies = Config::kRowCopies && (Pass::kFirst || Pass::kSecond);
     static constexpr int kValues = 256, kWarpValues = Config::kStages * kValues + (kRowCopies ? 16 : 0);  // of c
     using Copier = Select<kRowCopies, WholeRowCopier<bf16, Config::kVec, Config::kWarps, 1, kWarpValues, 0, Pass::kDirection>,
@@ -106,7 +108,7 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, Sta
         (*this)(start, [&] { run_steps<Pass::kSecond>(start, nullptr); });
     }
 
-    // The same, with again() by all threads where an output of the block is not finite.
+    // The same, but all threads call again() if an output of the block is not finite.
     template <class Again>
     KGEN_DEVICE void operator()(const float* start, Again again) const {
         const Order order(this->steps);
@@ -121,14 +123,14 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, Sta
         if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite)) again();
     }
 
-    // The steps one by one. end: the state after them, or null. Outputs: as step_by_step has it.
+    // Computes the steps one by one. end: receives the state after them, or null. Outputs: see step_by_step.
     template <bool Second, bool Outputs = true>
     KGEN_DEVICE void run_steps(const float* start, float* end) const {
         this->template step_by_step<Pass::kDirection, Second, Config::kK, kColumns, Config::kForm, Outputs>(
             start, end);
     }
 
-    // A loop whose result is the state after it. columns_of(warp): the SegmentColumns of a consumer.
+    // Runs a loop whose only result is the state after it. columns_of(warp): the SegmentColumns of a consumer warp.
     template <class ColumnsOf>
     KGEN_DEVICE void run_segment(ColumnsOf columns_of) const {
         const Order order(this->steps);
@@ -147,12 +149,12 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, Sta
 private:
     static KGEN_DEVICE int warp() { return thread_rank() / kWarpSize; }
     static KGEN_DEVICE Buffers buffers() { return {dynamic_smem<bf16>()}; }
-    // The warp's value features of a chunk, of v or gy.
+    // The warp's value features of v or gy, of a chunk.
     static KGEN_DEVICE u16* values(int chunk) {
         return dynamic_smem<u16>() + Producer::kBytes / 2 + warp() * kWarpValues +
                (chunk & (kStages - 1)) * kValues;
     }
-    // The end of an interval. Warps of both roles arrive at barriers of their own code.
+    // Ends an interval. It is a named barrier, because the warps of the two roles arrive from different code.
     static KGEN_DEVICE void end_interval() { named_barrier_sync(1, kThreads); }
 
     KGEN_DEVICE void produce_all(int chunks) const {
@@ -177,14 +179,14 @@ private:
         }
     }
 
-    // Of a consumer: its matrices of a chunk.
+    // Called by a consumer: computes its matrices of a chunk.
     static KGEN_DEVICE void put_scores(const Scores& scores, int chunk) {
 #pragma unroll 1
         for (int i = warp(); i < Scores::kMatrices; i += kWarps)
             scores.put_score(chunk, Scores::matrix(i));
     }
 
-    // column: the first one of the warp in c and the outputs; `width` of c exist from there on.
+    // column: the warp's first column in c and in the outputs; `width` columns of c exist from there on.
     KGEN_DEVICE void consume_all(State& state, int column, int width, const Order& order,
                                  float& nonfinite) const {
         Copier copier = copier_of(column, order);
@@ -247,7 +249,8 @@ private:
             }
     }
 
-    // sums += x y^T, x operand A, y [16][16] of a high and a low term, or of the high one alone; sums += x y if Columns.
+    // sums += x y^T: x is an operand A, y is [16][16] of a high and a low term, or of the high term alone (terms = 1).
+    // If Columns: sums += x y.
     template <bool Columns>
     static KGEN_DEVICE void multiply(Sums& sums, const Half::A& x, const bf16* y, int terms = 2) {
 #pragma unroll
@@ -263,12 +266,12 @@ private:
         }
     }
 
-    // What steps read of x by scores: backward, late steps are read by early ones.
+    // sums += scores times x. In backward loops early steps read late ones, by the transposed scores.
     static KGEN_DEVICE void multiply_scores(Sums& sums, const Half::A& x, int chunk, Score which) {
         multiply<kBack>(sums, x, buffers().scores(chunk, which));
     }
 
-    // What Half::of_sums(sums, tile) lost by rounding.
+    // The rounding error of Half::of_sums(sums, tile), as an operand.
     template <int Tiles>
     static KGEN_DEVICE Half::A rest_of(const float (&sums)[Tiles][4], const Half::A& rounded,
                                        int tile) {
@@ -282,13 +285,13 @@ private:
         return rest;
     }
 
-    // sums += x y^T for a tile of rows' first or second term.
+    // sums += x y^T for a tile of one term of rows.
     static KGEN_DEVICE void multiply_rows(Sums& sums, const Half::A& x, const Half::B (&y)[2]) {
 #pragma unroll
         for (int n = 0; n < 2; ++n) Half::multiply<0>(sums[n], x, y[n]);
     }
 
-    // state += x^T c for 16 keys, of all terms of the rows x, and of Terms terms of c.
+    // state += x^T c for 16 keys, with all terms of the rows x and Terms terms of c.
     template <Row Which, int Terms>
     static KGEN_DEVICE void update(State& state, const bf16* rows, int tile,
                                    const Half::A (&c)[Terms]) {
@@ -307,7 +310,7 @@ private:
     static KGEN_DEVICE void consume(int chunk, State& state, Sums& solved, Sums& read) {
         const Buffers from = buffers();
         const bf16* rows = from.rows(chunk);
-        if constexpr (Pass::kQuotients && kBack) {  // rows B and K have the decays from the outset on
+        if constexpr (Pass::kQuotients && kBack) {  // rows B and K are relative to the chunk's beginning
             const float* of_chunk = from.decay(chunk) + 2 * mma_lane().q;
 #pragma unroll
             for (int tile = 0; tile < 2 * kTiles; ++tile) {
@@ -316,7 +319,7 @@ private:
                 for (int i = 0; i < 4; ++i) state[tile][i] *= d[i % 2];
             }
         }
-        // 1. What the chunk reads of c and of the state.
+        // 1. The products that read c and the state.
         const Half::A c[1] = {
             ScoreTile::a_columns(reinterpret_cast<const bf16*>(values(chunk)))};
         Sums x = {}, of_c = {};
@@ -355,7 +358,7 @@ private:
                 solved[n][i] = 0.0f;
             }
 
-        // 2. first, second.
+        // 2. The outputs `first` and `second`.
         const Half::A high = Half::of_sums(x, 0);
         if constexpr (Pass::kReadTerms == 2)
             multiply<!kBack>(solved, rest_of(x, high, 0), from.inverse(chunk), 1);

@@ -1,23 +1,24 @@
-// wkv7 forward by warps of two roles, in chunks of 16 steps; fp32 rows and states as TF32 operands (mma, sm_80), one or
-// two terms. With a final state or without.
+// wkv7 forward by producer and consumer warps, in chunks of 16 steps; fp32 rows and states are TF32 operands (mma,
+// sm_80) of one or two terms. With or without a final state.
 //
-// Producer warps (tf32_producer.cuh) compute what does not depend on the state, once per head and two chunks ahead. A
-// consumer warp has 16 value features of the state in registers. With the rows, scores and the inverse of a chunk:
+// Producer warps (tf32_producer.cuh) compute what does not depend on the state, once per head and two chunks ahead.
+// Each consumer warp holds 16 value features of the state in registers. From the rows, the scores and the inverse of a
+// chunk it computes:
 //
 //     X  = A S + (A K^T) V          sa = (I - A B^T)^-1 X
 //     y  = R S + (R K^T) V + (R B^T) sa
 //     S  = diag(P_15) S + K^T V + B^T sa          K and B are decayed to the end of the chunk
 //
-// Only these products are serial in time. With kSplit what leads to the state is 3xTF32, and with kSplitOutput what
-// leads to y alone is, too; else operands are rounded to TF32. V of 16 bits is exact as TF32. With two terms products
-// form chains of their own from zero, and the state is added to in fp32, since tensor cores truncate
-// (primitives/mma.cuh).
+// Only these products are serial in time. With kSplit the products that lead to the state are 3xTF32; with kSplitOutput
+// the products that lead to y alone are 3xTF32 as well. All other operands are rounded to TF32. V of 16 bits is exact
+// as TF32. With two terms, products form chains of their own that start from zero, and these are added to the state in
+// fp32, because tensor cores truncate sums (primitives/mma.cuh).
 //
-// NaN and Inf: as in chunk_mma.cuh. Where a result is not finite the block computes its sequence again, step by step.
+// NaN and Inf: as in chunk_mma.cuh. If a result is not finite, the block computes its sequence again, step by step.
 //
-// Layout: S, X, sa and y are transposed accumulators, whose rows are value features. Those of one product become
-// operand A of the next without moves between registers: columns 2q and 2q + 1 of eight keys, or steps, are number q
-// and q + 4 (of_column).
+// Layout: S, X, sa and y are transposed accumulators: their rows are value features. The accumulators of one product
+// become operand A of the next product without moves between registers: columns 2q and 2q + 1 of eight keys, or steps,
+// are keys or steps q and q + 4 (of_column).
 //
 // Shared memory: that of the producers; v[kWarps][kStages][16][16], a ring of chunks for each consumer warp.
 //
@@ -25,8 +26,9 @@
 // inverse of n + 1, and the rows and then the scores of n + 2, with a barrier of their own between them. The inputs
 // come by cp.async, kStages - 1 chunks ahead, to the warps that read them.
 //
-// A Config has Value and W; kForm: of the decays; kK; kWarps, kRowWarps: of consumers and producers; kStages: chunks of
-// inputs in shared memory; kVec: elements per copy; kSplit; kSplitOutput, which needs kSplit. Both for inputs in fp32.
+// Config: Value and W; kForm: of the decays; kK; kWarps, kRowWarps: numbers of consumer and producer warps; kStages:
+// chunks of inputs in shared memory; kVec: elements per copy; kRowCopies: whether warps copy whole rows for each other;
+// kSplit; kSplitOutput, which needs kSplit. Inputs in fp32 use both.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -63,7 +65,7 @@ struct Tf32Loop : ColumnTensors<typename Config::Value, typename Config::W> {
     using A = typename Ops::A;
     using B = typename Ops::B;
 
-    // start, end: states [K, V] whose first column is the block's. A null start is zero, a null end is not written.
+    // start, end: states [K, V] from the block's first column on. A null start means zeros; a null end is not written.
     KGEN_DEVICE void operator()(const float* start, float* end) const {
         const int chunks = static_cast<int>(ceil_div(this->steps, i64{16}));
         float nonfinite = 0.0f;  // becomes NaN if a result is not finite
@@ -86,7 +88,7 @@ private:
         return dynamic_smem<u16>() + Producer::kBytes / 2 + warp() * kWarpValues +
                (chunk & (kStages - 1)) * kValues;
     }
-    // The end of an interval. Warps of both roles arrive at barriers of their own code.
+    // Ends an interval. It is a named barrier, because the warps of the two roles arrive from different code.
     static KGEN_DEVICE void end_interval() { named_barrier_sync(1, kThreads); }
 
     KGEN_DEVICE void produce_all(int chunks) const {
@@ -175,7 +177,7 @@ private:
             }
     }
 
-    // Operand B of words `word` and `word + 1` of a lane. Rounded: the words are TF32.
+    // Sets operand B from words `word` and `word + 1` of a lane. Rounded: the words are TF32 already.
     static KGEN_DEVICE void put(B& b, const u32 (&words)[4], int word, bool rounded) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -189,15 +191,15 @@ private:
         }
     }
 
-    // The row of eight steps, or keys, whose address a lane passes to ldmatrix, and its words in a StepTile that begins
-    // at a word of shared memory.
+    // matrix_row: the row, one of eight steps or keys, whose address a lane passes to ldmatrix. matrix_words: the
+    // offset of its words in shared memory, for a StepTile that begins at word `first`.
     static KGEN_DEVICE int matrix_row() { return of_column(lane_id() % 8); }
     static KGEN_DEVICE int matrix_words(int first) {
         return first + StepTile::place(matrix_row(), lane_id() / 8 * 4);
     }
 
-    // sums[n] += x y^T, y a square of [16][16] with nothing above its diagonal, which begins at a word. Split: operands
-    // have two terms; Exact: x has no low term.
+    // sums[n] += x y^T. y: the first word of a square [16][16] in shared memory that is zero above its diagonal. Split:
+    // operands have two terms; Exact: x has no low term.
     template <bool Split, bool Exact>
     static KGEN_DEVICE void multiply_square(Sums& sums, const A (&x)[2], int y) {
         const int first = matrix_words(y);
@@ -212,7 +214,7 @@ private:
         }
     }
 
-    // sum += x y over `count` operands; with two terms in a chain of its own.
+    // sum += x y over `count` operands. With two terms the products form a chain of their own.
     template <bool Split, bool Exact>
     static KGEN_DEVICE void multiply(float (&sum)[4], const A (&x)[2], const B (&y)[2], int count) {
         if constexpr (Split) {
@@ -268,7 +270,7 @@ private:
         found[1] = Ops::of_sums(sums, 1);
     }
 
-    // sums[n] += s times two parts of eight keys of a tile of rows.
+    // sums[n] += s times rows 8 n to 8 n + 7, over the 16 keys of a tile.
     template <bool Split>
     static KGEN_DEVICE void read_state(Sums& sums, const A (&s)[2], const float* rows, int tile) {
 #pragma unroll
@@ -283,7 +285,7 @@ private:
         }
     }
 
-    // What eight keys of a tensor add to their part of the state.
+    // Adds the products of all steps of a tensor with eight keys to their sum.
     template <bool Exact>
     static KGEN_DEVICE void add_steps(float (&sum)[4], const A (&x)[2], const float* rows) {
         u32 words[4];
@@ -298,13 +300,13 @@ private:
         }
     }
 
-    // The compiler moves no load of operands over this. With all loads at the beginning of a chunk registers would
+    // The compiler moves no load of operands across this. With all loads at the beginning of a chunk, registers would
     // spill.
     static KGEN_DEVICE void limit_loads() { sync_warp(); }
 
     static KGEN_DEVICE void consume(int chunk, int slot, State& state, Sums& y) {
         const Buffers from = buffers();
-        // 1. What the chunk reads of v and of the state.
+        // 1. The products that read v and the state.
         A v[2];
         read_values(v, values(chunk));
         Sums x = {};
@@ -321,7 +323,7 @@ private:
             limit_loads();
         }
 
-        // 2. sa, y.
+        // 2. sa and y.
         A operands[2];
         operands_of(operands, x);
         Sums solved = {};
@@ -402,7 +404,7 @@ private:
             }
         }
 
-        // Of the first eight steps of a chunk, the first one that the lane writes.
+        // The first step that the lane writes, among the first eight steps of a chunk.
         static KGEN_DEVICE int step() { return kWide ? mma_lane().q : of_column(mma_lane().g); }
 
         KGEN_DEVICE void store_pair(T* target, int columns, u32 pair) const {

@@ -1,10 +1,11 @@
-// Asynchronous copies of 16 columns of a tensor's rows by one warp, 16 steps after the other, to swizzled tiles.
+// Asynchronous copies of 16 columns of a tensor's rows by one warp, 16 steps at a time, to swizzled tiles.
 //
-// Layout: a tile of 16 x 16 16-bit values (SwizzledTile<T, 16>); of a tensor of fp32 two, with columns 0 to 7 and 8 to
-// 15, whose words are two neighbours in a row. What lies beyond the last step or column is zero.
+// Layout: a 16-bit tensor has one tile of 16 x 16 16-bit values (SwizzledTile<T, 16>). An fp32 tensor has two, with
+// columns 0 to 7 and 8 to 15; each of its words is two adjacent 16-bit values of a row. Elements beyond the last step
+// or column are zero.
 //
 // Synchronisation: the caller commits, waits, and calls sync_warp before the warp reads the tile. The warps of a
-// WholeRowCopier copy for each other: there a barrier of all of them has to follow the wait.
+// WholeRowCopier copy for each other, so that a barrier of all of them has to follow the wait.
 #pragma once
 
 #include "kgen/chunked/swizzled_tile.cuh"
@@ -14,7 +15,8 @@
 
 namespace kgen::wkv7 {
 
-// Vec: elements per copy, at most 16 bytes. D: whether chunks of 16 steps come in time or from the last to the first.
+// Vec: elements per copy, at most 16 bytes. D: whether chunks of 16 steps are copied in time or from the last to the
+// first.
 template <class T, int Vec, Direction D = Direction::forward>
 class TileCopier {
     static constexpr int kVec = min(Vec, 16 / static_cast<int>(sizeof(T)));
@@ -50,14 +52,15 @@ public:
     }
     KGEN_DEVICE void advance() { next_ += (D == Direction::forward ? 16 : -16) * stride_; }
 
-    // The 16-bit value of the tiles at which an element begins.
+    // The offset of an element in the tiles, in 16-bit values.
     static KGEN_DEVICE int place(int step, int column) {
         const int half = column * kHalves;
         return half / 16 * 256 + SwizzledTile<bf16, 16>::offset(step, half % 16 / 8) + half % 8;
     }
 
 private:
-    // Of copy i of the lane. Neighbouring lanes take steps 4 apart, which lie side by side.
+    // Step and column of the lane's copy i. Neighbouring lanes take steps that are 4 apart, which are adjacent in a
+    // tile.
     static KGEN_DEVICE int own_step(int i) {
         const int row = (lane_id() + i * kWarpSize) / kPerRow;
         return row % 4 * 4 + row / 4;
@@ -70,13 +73,13 @@ private:
     i64 stride_;
 };
 
-// The same tiles, whole rows of the tensor at a time: by Warps warps with PerWarp tiles each, tile t of a row being
-// number t / Warps of warp t % Warps.
+// Fills the same tiles by copies of whole rows of the tensor, by Warps warps with PerWarp tiles each: tile t of a row
+// is tile t / Warps of warp t % Warps.
 //
-// A warp's copies of 16 bytes take a cycle of shared memory for each pair of a line of 128 bytes that they read and one
-// that they write: 16 here as well, because the tiles of a row lie in different lines. Only fewer lines are read. So that
-// the pieces of a row go to different banks, tiles of neighbouring warps have to lie 32 bytes further on than a multiple
-// of 128.
+// A warp's copies of 16 bytes take a cycle of shared memory for each pair of a line of 128 bytes that they read and a
+// line that they write. That is 16 cycles, as with TileCopier, because the tiles of a row lie in different lines; only
+// the number of lines read is smaller. For the pieces of a row to go to different banks, the tiles of neighbouring
+// warps have to be 32 bytes more than a multiple of 128 bytes apart.
 //
 // WarpStride, TileStride: 16-bit values from a warp's first tile to the next warp's, and between tiles of a warp.
 template <class T, int Vec, int Warps, int PerWarp, int WarpStride, int TileStride, Direction D = Direction::forward>
@@ -87,7 +90,8 @@ class WholeRowCopier {
     static constexpr int kUnrolled = kCopies <= 2 ? kCopies : 1;
 
 public:
-    // `rank`: the thread's among those of all warps. Columns are counted from `column` on, steps from `begin` on.
+    // `rank`: the thread's number among the threads of all warps. Columns are counted from `column` on, steps from
+    // `begin` on.
     KGEN_DEVICE WholeRowCopier(const StepPointer<T>& rows, int column, i64 begin, int rank)
         : next_(rows.first + (begin + step(rank)) * rows.stride + column + WholeRowCopier::column(rank)),
           stride_(rows.stride),

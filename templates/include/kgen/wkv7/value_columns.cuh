@@ -4,8 +4,8 @@
 //     Forward     forward     a b k (r)     v           S_{t-1}          sa_t      r_t S_t, where there are outputs
 //     Backward    backward    r b k a       g           G_t              gsa_t     gv_t
 //
-// Layout: a block has kColumns columns of a head's state; kSplit threads share a column, whose rows they have in runs
-// of four (ThreadStateTile); a thread has kTile columns, kColumns / kTile apart.
+// Layout: a block has kColumns columns of a head's state. kSplit threads share a column, whose rows they share out in
+// runs of four (ThreadStateTile). A thread has kTile columns, kColumns / kTile apart.
 //
 // Shared memory, K and C short for the padded rows and the columns:
 //
@@ -15,8 +15,8 @@
 // Synchronisation: copies by cp.async, kStages - 1 buffers ahead (for_each_batch); two block barriers per kTokens
 // steps: one when a buffer has arrived, one when its decays are computed.
 //
-// A Config has Value and W; kK, keys; kForm (what w is); kSplit, kTile, kColumns; kTokens, steps per barrier; kStages,
-// buffers; kVec, elements per copy.
+// Config: Value and W; kK: number of keys; kForm (what w is); kSplit, kTile, kColumns; kTokens: steps per barrier;
+// kStages: number of buffers; kVec: elements per copy.
 #pragma once
 
 #include "kgen/wkv/state_columns.cuh"
@@ -24,7 +24,7 @@
 
 namespace kgen::wkv7 {
 
-// The columns of a thread, all of whose rows `Split` lanes share.
+// A thread's columns of the state. `Split` lanes share out the rows of a column.
 template <int Keys, int Split, int Tile>
 struct StateColumnsTile {
     using Geometry = ThreadStateTile<Keys, Split, 1>;
@@ -59,7 +59,7 @@ struct StateColumnsTile {
                             at[run][j][x];
     }
 
-    // The four values of a run, of a row in shared memory.
+    // Reads the four values of a run from a row in shared memory.
     template <class T>
     static KGEN_DEVICE void four(const T* row, int run, float (&values)[4]) {
         to_floats(*reinterpret_cast<const Vec<T, 4>*>(row + Geometry::first_row(run)), values);
@@ -106,7 +106,7 @@ struct ForwardStep {
                 for (int x = 0; x < State::kTile; ++x) {
                     float& s = state.at[run][j][x];
                     s = fma(d[j], s, fma(b[j], sa[x], k[j] * c[x]));
-                    if (!State::Geometry::exists(run, j)) s = 0.0f;  // 0 times an Inf of c
+                    if (!State::Geometry::exists(run, j)) s = 0.0f;  // not 0 times an Inf of c
                     if constexpr (Outputs) sums[j % 2][x] = fma(r[j], s, sums[j % 2][x]);
                 }
         }
@@ -139,7 +139,7 @@ struct BackwardStep {
                 for (int x = 0; x < State::kTile; ++x) {
                     float& s = state.at[run][j][x];
                     s = fma(r[j], g[x], s);
-                    if (!State::Geometry::exists(run, j)) s = 0.0f;  // 0 times an Inf of g or gsa
+                    if (!State::Geometry::exists(run, j)) s = 0.0f;  // not 0 times an Inf of g or gsa
                     by_b[x] = fma(b[j], s, by_b[x]);
                     by_k[x] = fma(k[j], s, by_k[x]);
                 }

@@ -1,4 +1,4 @@
-// What the loop of chunk_loop.cuh asks of decays within a chunk, and sums over lanes that decays take.
+// What the loop of chunk_loop.cuh needs of decays within a chunk, and the sums over lanes that decays use.
 //
 //     out_t = factor * a_t (S_{t-1} + diag(u) b_t v_t^T)     S_t = diag(d_t) S_{t-1} + b_t v_t^T
 //
@@ -10,8 +10,8 @@
 //     scores     P_ts = sum_k a_t b_s (d of the steps between s and t), P_tt = sum_k a_t u b_t
 //     inside     P V, as without decays
 //
-// Products are formed outwards from where they begin, never as quotients or differences: decays of exactly 0 and 1
-// stay exact, and -inf makes no NaN. halving_decay.cuh has the rows and scores.
+// Products are accumulated outwards from their first step, never formed as quotients or differences: decays of exactly
+// 0 and 1 stay exact, and -inf makes no NaN. halving_decay.cuh has the rows and scores.
 #pragma once
 
 #include "kgen/chunked/chunk_mma.cuh"
@@ -89,8 +89,8 @@ KGEN_DEVICE float fold_lanes(float (&values)[Size]) {
     return values[0];
 }
 
-// Whether rows with decays have their keys in order: then columns 2q, 2q + 1 of a tile of the state are its keys q and
-// q + 4.
+// Whether rows with decays have their keys in order. If so, columns 2q and 2q + 1 of a tile of the state are its keys q
+// and q + 4.
 template <class Decay>
 constexpr bool kRowsInKeyOrder = false;
 

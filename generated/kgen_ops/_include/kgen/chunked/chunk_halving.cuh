@@ -1,6 +1,6 @@
 // The chunk loop of chunk_loop.cuh with the decays of halving_decay.cuh, and one block barrier per chunk.
 //
-// Between two barriers a CTA computes, of neighbouring chunks and so in any order,
+// Between two barriers a CTA computes the following parts of consecutive chunks, in any order:
 //
 //     chunk c - 1    O += P V, and writes the outputs
 //     chunk c        the scores P; O = A' S; S = diag(all d) S + B'^T V
@@ -11,9 +11,9 @@
 //
 // Shared memory: that of chunk_loop.cuh; then Score scores[planes][Chunk][kScoreStride] of every other chunk.
 //
-// Synchronisation: one cp.async group and one block barrier per chunk. A slot of the ring is read for three chunks: its
-// own, the one before (decays) and the one after (V). With one buffer, for heads of many keys, a second barrier stands
-// before the rows with decays of the next chunk.
+// Synchronisation: one cp.async group and one block barrier per chunk. A slot of the ring is read in three intervals:
+// one chunk ahead for decays, for its own chunk, and one chunk later for V. With one buffer, for heads of many keys, a
+// second barrier precedes the rows with decays of the next chunk.
 #pragma once
 
 #include "kgen/chunked/chunk_loop.cuh"
@@ -21,8 +21,8 @@
 
 namespace kgen {
 
-// Parameters as of ChunkLoop. Returned: the final state is returned, so the state is as accurate as fp32. Decay:
-// HalvingRows, which says how many buffers rows with decays have.
+// Parameters: see ChunkLoop. Returned: whether the final state is returned, so that the state is as accurate as fp32.
+// Decay: HalvingRows, which says how many buffers rows with decays have.
 template <class T, bool Returned, int Keys, int Values, int Chunk, int MTiles, int MWarps,
           int KeyWarps, int Stages, int CopyBytes, class Decay>
 class HalvingLoop
@@ -105,8 +105,9 @@ public:
     }
 
 private:
-    // The chunks of run() in another order, with the rows of halving_pairs.cuh. Rows of the next chunk are loaded before
-    // the products of this one, and decayed beside them. The last turn decays rows that no one reads.
+    // The chunks of run() in another order, with the rows of halving_pairs.cuh. Rows of the next chunk are loaded
+    // before the products of this chunk, so that their decays can overlap these products. The last iteration decays
+    // rows that nothing reads.
     KGEN_DEVICE void run_paired_chunks(State& state, Outputs& sums, Own& own, float& nonfinite) {
         using Factors = typename Base::Factors;
         const int chunks = this->chunks_;
@@ -145,7 +146,7 @@ private:
         }
     }
 
-    // Scores of steps with later ones are zero in all chunks. The caller's next barrier comes before they are read.
+    // Scores of a step with later steps are zero in all chunks. The caller's next barrier comes before they are read.
     KGEN_DEVICE void clear_scores() {
         for (int i = thread_rank(); i < Base::kScores; i += Base::kThreads)
             scores_of(0)[i] = scores_of(1)[i] = from_float<Score>(0.0f);

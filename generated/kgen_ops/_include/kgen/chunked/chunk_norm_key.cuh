@@ -13,10 +13,11 @@
 // x, y, z, w and f are fp32 for every dtype. x_t y_s is added to a score before the score is rounded: the two may
 // nearly cancel. The outputs of a chunk get x_t z of the chunks before; z is summed from the rows v in shared memory.
 //
-// Weighted values: the update's operand is w_t v_t. fp32 is multiplied before it is split, for the outputs too. 16 bits
-// become several terms for the update, because one rounded term would exceed the bound where terms of the sum cancel:
-// bf16 two of bf16, or with Exact (the final state is returned in fp32) three; fp16 two of TF32, because w_t v_t may be
-// too small for fp16. Their outputs need no such operand: scores, which have two terms in any case, are weighted.
+// Weighted values: the update's operand is w_t v_t. fp32 values are multiplied before they are split, for the outputs
+// too. 16-bit values become several terms for the update, because one rounded term would exceed the bound where terms
+// of the sum cancel: bf16 values two bf16 terms, or with Exact (the final state is returned in fp32) three; fp16 values
+// two TF32 terms, because w_t v_t may be too small for fp16. Outputs of 16-bit values need no such operand: scores,
+// which have two terms in any case, are weighted.
 //
 // Reading the state: in gq and gk a_t S_t and x_t z_t nearly cancel, because gout . out is a mean of gout . v. So the
 // state has two terms for 16 bits: bf16 two of bf16, fp16 two of TF32. One rounded term would exceed the bound.
@@ -146,7 +147,7 @@ struct WeightedFp16Operands {
     }
 };
 
-// What a chunk reads of the state, in two terms.
+// Operands of the product with the state (a S), which has two terms.
 struct SplitBf16Carry {
     static constexpr int kStep = 16, kPasses = 2;
     static constexpr bool kChained = false;
@@ -200,7 +201,8 @@ struct SplitFp16Carry {
     }
 };
 
-// P V of fp32 with the products that 3xTF32 leaves out: of two low terms, and of the bit of one that mma ignores.
+// P V of fp32, including the products that 3xTF32 leaves out: of two low terms, and of the bit of a term that mma
+// ignores.
 struct WholeSplitScoreOperands : SplitScoreOperands {
     template <int Count>
     static KGEN_DEVICE void ignored(u32 (&rest)[Count], const u32 (&lo)[Count]) {
@@ -374,7 +376,7 @@ public:
             }
     }
 
-    // Stores z after all chunks, if it is wanted; each thread what it summed.
+    // Stores z after all chunks if the caller wants it; each thread stores what it summed.
     KGEN_DEVICE void store_sums(int chunks, int values, float& nonfinite) const {
         if (rows_.end == nullptr) return;
         const int after = rows_.has_key ? chunks % 2 * BlockV : 0;

@@ -1,4 +1,5 @@
-// Forms of the decay input w: the decay d of a step, and dd/dw, by which a gradient by d becomes one by w.
+// Forms of the decay input w: the decay d of a step, and dd/dw, which turns a gradient with respect to d into one with
+// respect to w.
 #pragma once
 
 #include "kgen/primitives/math.cuh"
@@ -18,7 +19,8 @@ KGEN_DEVICE float w_of_no_decay() {
     return Form == DecayForm::raw ? -infinity() : Form == DecayForm::decay ? 1.0f : 0.0f;
 }
 
-// d of a w, within 2 ulp, raw's exponent within 2 ulp. Precise: else by the special function unit.
+// d of w, within 2 ulp; the argument of raw's exponential is within 2 ulp as well. Without Precise: by the special
+// function unit.
 template <DecayForm Form, bool Precise = true>
 KGEN_DEVICE float decay_of(float w) {
     if constexpr (Form == DecayForm::decay) {
@@ -30,7 +32,7 @@ KGEN_DEVICE float decay_of(float w) {
     }
 }
 
-// dd/dw of a w whose d is known. Where raw's d is 0 so is this, also if exp(w) is infinite.
+// dd/dw, from w and its d. Where raw's d is 0, dd/dw is 0 too, even if exp(w) is infinite.
 template <DecayForm Form>
 KGEN_DEVICE float decay_slope(float w, float d) {
     if constexpr (Form == DecayForm::decay) {
@@ -52,10 +54,9 @@ struct DecayNumber<true> {
     using Type = double;
 };
 
-// The product of several steps' decays: from their logarithms where w has them, else the product
-// itself, for which a logarithm would have to be taken. If that is Precise, it is in fp64: where all
-// steps have one decay, the error of a chunk's product is the same in each chunk, and a state of
-// thousands of steps adds them up.
+// The product of several steps' decays: from their logarithms where w gives them; otherwise the product itself, because
+// a logarithm would have to be computed. Such a product is in fp64 if Precise: where all steps have one decay, the
+// error of a chunk's product is the same in each chunk, and a state of thousands of steps adds these errors up.
 template <DecayForm Form, bool Precise>
 class DecayProduct {
     static constexpr bool kLogs = Form != DecayForm::decay;
@@ -80,7 +81,8 @@ public:
     }
     KGEN_DEVICE float value() const { return value_of(exponent()); }
 
-    // The product from its exponent(), the sum of logarithms where w has them; what lanes exchange.
+    // exponent: the sum of logarithms where w gives them, else the product; lanes exchange it. value_of turns it into
+    // the product.
     KGEN_DEVICE float exponent() const { return static_cast<float>(value_); }
     static KGEN_DEVICE float value_of(float exponent) { return kLogs ? exp(exponent) : exponent; }
 

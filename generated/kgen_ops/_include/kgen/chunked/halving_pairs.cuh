@@ -1,11 +1,12 @@
-// Rows with decays of 16 steps for halving_decay.cuh, by lanes of two keys and four steps each.
+// Rows with decays of 16 steps for halving_decay.cuh; each lane has two keys and four steps.
 //
 // A warp has 16 keys of all 16 steps: lane 8 * quarter + pair has the keys 2 * pair, 2 * pair + 1 and the steps
 // 4 * quarter to 4 * quarter + 3. Loads and stores move two keys. Each exponential is computed once, for a and b, and
 // the decays of the other quarters come by two shuffles.
 //
-// Within a quarter `before[i]` is the product of the decays of its steps before step i, `after[i]` of those after it.
-// All rows are a * before or b * after, times the decays of whole quarters between step and middle, or step and state.
+// Within a quarter, `before[i]` is the product of the decays of its steps before step i, and `after[i]` of those after
+// it. All rows are a * before or b * after, times the decays of the whole quarters between step and middle, or step and
+// state.
 //
 // Layout: keys are in their order. The rows of a level are ordered so that the two quarters of half a warp write
 // different banks and that eight early rows, or eight late ones, lie in different banks:
@@ -81,7 +82,7 @@ public:
         }
     }
 
-    // Stores the rows with decays. `left` steps exist. All pointers but `bonus` are those of the warp's first key.
+    // Stores the rows with decays. `left` steps exist. All pointers except `bonus` belong to the warp's first key.
     //
     //     u                               the bonus
     //     carried, levels[3], update      rows, `tile` floats apart
@@ -99,7 +100,7 @@ public:
         const Pair bonus_of = *reinterpret_cast<const Pair*>(u + key);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-            // 1. Decays of the steps, and their product over the quarter and over the other ones.
+            // 1. Decays of the steps, and their product over the quarter and over the other quarters.
             float d[kSteps];
             Product mine;
             decays(n, step, left, d, mine);
@@ -146,14 +147,15 @@ public:
             }
         }
 
-        // 3. The bonus of each step, and the product of all decays: a key by even quarters, the next one by odd ones.
+        // 3. The bonus of each step, and the product of all decays: even quarters store it for a key, odd ones for the
+        // next key.
         const float sum = fold_pairs(sums);
         if (lane_id() % 2 == 0) bonus[lane_id() / 2] = sum;
         const float first = whole[0], second = whole[1];
         const float product = Product::value_of(odd ? second : first);
         if (!late) all[all_place(key) + (odd ? 2 : 0)] = product;
 
-        // 4. Rows that are read: of the state, and of the levels where these steps are late or early.
+        // 4. Rows for reading: of the state, and of the levels where these steps are late or early.
         float* place = carried + step * Stride + key;
         float* gray = levels + tile + (quarter ^ quarter >> 1) * kSteps * Stride + key;
         float* pairs = levels + 2 * tile + ((quarter & 1) * 4 + (quarter & 2)) * Stride + key;
@@ -187,7 +189,7 @@ public:
         float* by_key = update + (key % 8 + (lower ? 8 : 0)) * Stride + key / 8 * 8 + (right ? kSteps : 0);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-            // Rows that are shared with the levels are rounded already, but for the last one.
+            // Rows that are shared with the levels are rounded already, except the last one.
             const float rest = kRound == 1.0f || !kShared ? after[n] * kRoundUpdate : after[n];
             const float last = after[n] * kRoundUpdate;
             *reinterpret_cast<Vec<float, 4>*>(by_key + n * Stride) = {

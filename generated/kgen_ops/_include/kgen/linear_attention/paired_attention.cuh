@@ -91,8 +91,8 @@ public:
             }
     }
 
-    // Attends from fragment number `own` to fragments [from, to) of b and v, of which none is later. After
-    // arrange().
+    // Attends from fragment number `own` to fragments [from, to) of b and v, none of which is later. Call arrange()
+    // first.
     template <int Which>
     KGEN_DEVICE void intra_chunk(const T* b, const T* v, int own, int from, int to) {
 #pragma unroll 1

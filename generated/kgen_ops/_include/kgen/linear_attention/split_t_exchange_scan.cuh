@@ -42,7 +42,7 @@ class ScanExchange {
     static constexpr int kUnits = whole_fragments(Keys) / 16 * kValueUnits;
     static constexpr int kSum = kUnits * kUnit;
     static constexpr int kWarps = Threads / kWarpSize;
-    static constexpr int kUnitsOfCta = (kUnits + Ctas - 1) / Ctas;  // that it scans
+    static constexpr int kUnitsOfCta = (kUnits + Ctas - 1) / Ctas;  // units that it scans
     static constexpr int kUnitsPerWarp = (kUnitsOfCta + kWarps - 1) / kWarps;
     static constexpr int kAtOnce = min(Ctas, 8);  // sums that a scan reads at once
     // The warps that arrive and wait at the grid barrier for the CTA: one for sums, another for states.
@@ -80,7 +80,7 @@ public:
         store_vec<Cache::evict_last>(sum_of_tile(rank_, key_unit * kValueUnits + value_unit, tile), four);
     }
 
-    // The two grid barriers: the CTA has written its sums, all CTAs have; and the same for states.
+    // The two grid barriers. *_written(): this CTA has written its sums, or states. wait_for_*(): all CTAs have.
     KGEN_DEVICE void sums_written() const { barrier_.template arrive<Threads>(kSumWaiter); }
     KGEN_DEVICE void wait_for_sums() { barrier_.wait(kSumWaiter); }
     KGEN_DEVICE void states_written() const { barrier_.template arrive<Threads>(kStateWaiter); }
@@ -141,10 +141,10 @@ public:
     }
 
 private:
-    // body(i, unit) for the units that the warp scans.
+    // Calls body(i, unit) for the units that the warp scans.
     template <class Body>
     KGEN_DEVICE void for_my_units(Body body) const {
-        const int warp = opaque(thread_rank()) / kWarpSize;  // registers are for the sums
+        const int warp = opaque(thread_rank()) / kWarpSize;  // opaque: the registers are for the sums
 #pragma unroll
         for (int i = 0; i < kUnitsPerWarp; ++i) {
             const int unit = rank_ + Ctas * (warp + i * kWarps);

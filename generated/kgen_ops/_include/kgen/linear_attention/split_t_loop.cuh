@@ -125,7 +125,7 @@ private:
     KGEN_DEVICE void run_rounds() {
         while (run_round<Computes>())
             if (!go_to_next_round()) return;
-        // A state that is not finite stays so. The fallback is a function call where that is possible, so
+        // A state that is not finite stays not finite. The fallback is a function call where that is possible, so
         // that its registers do not add to those of the loop; ptxas serialises the wgmma of a kernel that
         // calls any function.
         if constexpr (kHasReducer) {
@@ -139,7 +139,7 @@ private:
         loop.template run_rounds_step_by_step<true>();
     }
 
-    // The current round, whose exchange is done, and all later rounds.
+    // Computes the current round, whose exchange is done, and all later rounds step by step.
     template <bool Computes>
     KGEN_DEVICE void run_rounds_step_by_step() {
         run_segment_step_by_step();
@@ -173,7 +173,7 @@ private:
         return !block_any_nonfinite<kThreads / kWarpSize>(nonfinite);
     }
 
-    // The CTA's segment of the round, from the state before it.
+    // Computes the CTA's segment of the round from the state before it.
     KGEN_DEVICE void run_segment_step_by_step() const {
         RecurrenceRows<T> segment = round_.rows;
         segment.first = round_.first();

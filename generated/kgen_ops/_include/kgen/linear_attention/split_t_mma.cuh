@@ -70,7 +70,7 @@ private:
 
 public:
     static constexpr int kBytes = (kRows + 2 * kState) * static_cast<int>(sizeof(T));
-    static constexpr int kFreeBytes = kBytes;  // that the step-by-step fallback may overwrite
+    static constexpr int kFreeBytes = kBytes;  // bytes that the step-by-step fallback may overwrite
 
     template <int Ctas, bool HasInitialState, bool>
     using Exchange = ScanExchange<T, Keys, Values, BlockV, kThreads, Ctas, HasInitialState, kBytes>;
@@ -201,7 +201,7 @@ private:
         outputs.template read<Which>(rows.a, first + step_of<Which>(), left - step_of<Which>());
     }
 
-    // Attends from a fragment to fragments [from, to) of b and v, of fragment() + 1.
+    // Attends from a fragment to fragments [from, to) of b and v; the last one it can read is fragment() itself.
     template <int Which>
     KGEN_DEVICE void intra_chunk(Outputs& outputs, int from, int to) const {
         outputs.template intra_chunk<Which>(b() + half() * kHalf * kKeyStride,

@@ -331,7 +331,7 @@ private:
             multiply<Major::K>(scores, a, b_of(chunk));
             wgmma_commit();
 
-            // 2. What earlier chunks give: a S.
+            // 2. The contribution of earlier chunks: a S.
             Tile sums;
             pipes.states.consumer_wait(chunk);
             clear(sums);
@@ -339,7 +339,7 @@ private:
             multiply<Major::MN>(sums, a, state_before(chunk));
             wgmma_commit();
 
-            // 3. What the chunk's own steps give: masked scores times v.
+            // 3. The contribution of the chunk's own steps: masked scores times v.
             wgmma_wait<1>(scores);
             Fragments score_terms;
             apply_causal_mask(scores);

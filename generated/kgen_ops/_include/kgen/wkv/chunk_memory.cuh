@@ -4,20 +4,20 @@
 //
 //     T v[C][kRowStride], g[C][kRowStride]        rows of v and of gy
 //     float decays[subs][16][kStride]             d_t
-//     float decayed_r[subs][16][kStride]          r times the decays before it;        later G v
+//     float decayed_r[subs][16][kStride]          r times the decays before its step;  later G v
 //     float state_g[subs][16][kStride]            w of the chunk; then S g;            later factors of cross scores
-//     float decayed_k[subs][16][kWideStride]      k times the decays after it;        later the inter-chunk part of gv
+//     float decayed_k[subs][16][kWideStride]      k times the decays after its step;   later the inter-chunk part of gv
 //     float decay_product[subs][kKeys]            of the 16 steps;                     later gu
 //     float state_dot[subs][kKeys]                S . G
 //     float gw[subs][kKeys]                       if w has no steps
-//     one of, one after the other:
+//     one of these, one after the other:
 //         T chunk_k[C][kKeyStride], chunk_r[C][kKeyStride]    as they are copied
 //         G and f of InterChunkGv
 //         ValueProducts products[subs], then float scores[subs][kSubScores] at kScoresAt
 //     if C::kLevelScores, in place of v if it has room, else after the scores:
 //         float level_scores[subs][16][kLevelStride]
 //
-// With C::kSequential the next chunk's k, r and w are copied while scores are still read: scores lie after both.
+// With C::kSequential the next chunk's k, r and w are copied while scores are still read: so the scores lie after both.
 #pragma once
 
 #include "kgen/wkv/backward_config.cuh"
@@ -51,8 +51,8 @@ struct ChunkTensors {
     KeyTerms<typename C::GradientW> gw;  // if w has steps
 };
 
-// A block's chunk. Addresses of rows are computed where they are read or written: all of them would not fit the
-// registers.
+// A block's chunk. Addresses of rows are computed where they are read or written: all of them together would not fit
+// into the registers.
 struct ChunkIndex {
     int b, h;
     int chunk;
@@ -61,7 +61,7 @@ struct ChunkIndex {
 
     KGEN_DEVICE i64 first(int steps) const { return static_cast<i64>(chunk) * steps; }
 
-    // The chunk before; its number is -1 if this one is the first.
+    // The chunk before; its number is -1 if this chunk is the first.
     KGEN_DEVICE ChunkIndex previous(int steps) const { return {b, h, chunk - 1, steps, part - 1}; }
 
     template <class R>
@@ -70,7 +70,7 @@ struct ChunkIndex {
     }
 };
 
-// The same where sequences are packed: rows begin with the sequence.
+// The same for packed sequences: rows begin with the sequence.
 struct PackedChunkIndex : ChunkIndex {
     i64 first_step;  // of the sequence
 
@@ -95,14 +95,14 @@ struct ChunkIndexOf<true> {
     using Type = PackedChunkIndex;
 };
 
-// Chunks of packed sequences in a workspace [H, chunk_slots]: sequence n has the slots from first_chunk_slot(n) to
-// first_chunk_slot(n + 1), at least one each and as many as it has chunks, or one more.
+// Chunks of packed sequences lie in a workspace [H, chunk_slots]. Sequence n has the slots from first_chunk_slot(n) to
+// first_chunk_slot(n + 1): at least one, and as many as it has chunks, or one more.
 template <int Chunk>
 KGEN_DEVICE i64 first_chunk_slot(i64 first_step, i64 n) {
     return first_step / Chunk + n;
 }
 
-// The sequence, of N packed ones, that has chunk slot `slot`.
+// The sequence, of N packed ones, to which chunk slot `slot` belongs.
 template <int Chunk, class Offset>
 KGEN_DEVICE i64 sequence_of_slot(const Offset* offsets, i64 N, i64 slot) {
     i64 n = 0, end = N;
@@ -115,7 +115,8 @@ KGEN_DEVICE i64 sequence_of_slot(const Offset* offsets, i64 N, i64 slot) {
     return n;
 }
 
-// The thread's rank in a block of one dimension, read from its register again: a copy would occupy another register.
+// The thread's rank in a one-dimensional block, read again from its special register: a copy would occupy another
+// register.
 KGEN_DEVICE int read_thread_rank() {
 #if KGEN_HOST
     return thread_rank();
@@ -139,7 +140,7 @@ struct ChunkMemory {
     static constexpr int kGroups = ceil_div(kKeys, kWarpSize);  // of keys, one per lane
     static constexpr int kRowStride = chunk_row_stride<T>(kValues);
     static constexpr int kStride = key_row_stride(kKeys), kSub = key_rows(kStride);
-    // Rows of decayed k are replaced by gv: rows of keys or values, whichever are wider.
+    // Rows of gv replace those of decayed k: rows of keys or of values, whichever are wider.
     static constexpr int kWideStride = key_row_stride(max(kKeys, kValues));
     static constexpr int kWideSub = key_rows(kWideStride);
     static constexpr int kKeyStride = chunk_row_stride<T>(kKeys);
@@ -151,7 +152,7 @@ struct ChunkMemory {
         kGroups * kGroupScores + (C::kLevelScores ? 0 : kCrossScores);
     static constexpr int kLevelStride = key_row_stride(kSubSteps);
     static constexpr int kLevelFloats = kSubSteps * kLevelStride;
-    // Padding of v must stay zero.
+    // v is replaced only if it has no padding, which must stay zero.
     static constexpr bool kLevelsInV =
         kValues == C::kV && kRowStride * static_cast<int>(sizeof(T)) >= kLevelStride * 4;
     static constexpr int kLevelsBehind =

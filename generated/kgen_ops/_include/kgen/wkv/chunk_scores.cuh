@@ -1,19 +1,20 @@
-// Within each 16 steps of a chunk, in wkv5's and wkv6's backward pass: products of values, gradients per key, scores.
+// Work within each 16 steps of a chunk, in wkv5's and wkv6's backward pass: products of values, gradients per key,
+// scores.
 //
 //     value_products    n_sj = v_s . g_j, tensor cores
 //     key_gradients     gr, gk, gw, parts of gu, and scores of each half: a lane per key (scores.cuh); with
 //                       C::kLevelScores factors of the scores of halves of 8, 4 and 2 steps (level_scores.cuh)
-//     reduce            sums of scores over warps of keys, of gu and gw over sets of 16 steps
+//     reduce            sums of scores over groups of keys, and of gu and gw over sets of 16 steps
 //     cross_scores      scores across the halves of 16 steps, tensor cores
 //
-// Shared memory: chunk_memory.cuh. Synchronisation: a block barrier between two of these; none inside.
+// Shared memory: chunk_memory.cuh. Synchronisation: a block barrier between any two of these functions; none inside.
 #pragma once
 
 #include "kgen/wkv/chunk_memory.cuh"
 
 namespace kgen::wkv {
 
-// The gradient by a step's w, from that by its decay d.
+// The gradient with respect to a step's w, from the gradient with respect to its decay d.
 template <DecayForm Form, class W, class Real>
 KGEN_DEVICE float gradient_by_w(const StepRows<const W>& w, i64 step, int key, Real d,
                                 Real by_decay) {
@@ -49,7 +50,7 @@ public:
     const Index* shared_index;
     float scale;
 
-    // n of each 16 steps, with the scale.
+    // n of each 16 steps, times the scale.
     KGEN_DEVICE void value_products() const {
         constexpr int kDeep = 16;  // values of a chain
         const MmaLane lane = mma_lane();
@@ -92,9 +93,9 @@ public:
         }
     }
 
-    // One set of 16 steps and 32 keys per warp, after the first `before` sets; false if the warp has none. The two
-    // conditions are votes (`any`), so that the compiler knows them to be uniform in a warp and does not emit a second
-    // form of all shuffles for a diverged one.
+    // Computes one set of 16 steps and 32 keys per warp, after the first `before` sets; returns false if the warp has
+    // none. Both conditions are votes (`any`), so that the compiler knows them to be uniform in a warp and does not
+    // emit a second form of all shuffles for a diverged warp.
     KGEN_DEVICE bool key_gradients(int before) const {
         const int rank = read_thread_rank(), unit = rank / kWarpSize + before;
         if (!any(unit < kUnits)) return false;
@@ -111,7 +112,7 @@ public:
         return true;
     }
 
-    // Scores of an early and a late step, summed over keys, of each 16 steps.
+    // Scores of an early step with a late step, summed over keys, for each 16 steps.
     KGEN_DEVICE void cross_scores() const {
         constexpr int kDeep = 4;
         const int rank = read_thread_rank();
@@ -145,7 +146,7 @@ public:
         }
     }
 
-    // Sums over groups of keys, and over sets of 16 steps.
+    // Sums scores over groups of keys, and gu and gw over sets of 16 steps.
     KGEN_DEVICE void reduce(float* gu_parts, float* gw_parts) const {
         const int rank = read_thread_rank();
         if constexpr (kGroups > 1 && !C::kLevelScores)
@@ -172,7 +173,7 @@ public:
     }
 
 private:
-    // One key of 16 steps, of which `left` exist, from step First on.
+    // Loads one key of 16 steps, of which `left` exist, from step First on.
     template <int First = 0>
     static KGEN_DEVICE void load_steps(const StepRows<const T>& rows, i64 first, int left, int key,
                                        float (&to)[kSubSteps]) {
@@ -207,7 +208,8 @@ private:
         sync_warp();  // lanes without a key have read what other lanes now write
         const int head_key = C::template first<Features::keys>() + key;
         x.u = used ? to_float(tensors.u[index.h * C::kHeadKeys + head_key]) : 0.0f;
-        // Terms of slices of values could be Inf of both signs: slices.cuh adds these once n is whole.
+        // Terms of slices of values could be Inf of both signs: slices.cuh adds the terms of these u once n is
+        // complete.
         x.gradient_u = C::kValueSlices > 1 && !is_finite(x.u) ? 0.0f : x.u;
         x.inner = at.state_dot[sub * kKeys + column];
 
@@ -221,7 +223,7 @@ private:
             [&](int t, float by_r, float by_k, Real d, Real by_decay) {
                 // Only the stores are conditional.
                 const bool there = Whole || t < left;
-                // The chunk's first step exists, that of these 16 may not.
+                // The chunk's first step exists; the first of these 16 steps may not.
                 const float by_w = gradient_by_w<C::kForm>(
                     w, there ? first + t : index.first(C::kChunk), used ? key : 0, d, by_decay);
                 const Gradient of_r = from_float<Gradient>(by_r);

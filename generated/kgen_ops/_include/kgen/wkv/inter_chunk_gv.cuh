@@ -4,21 +4,21 @@
 // Each warp puts its 16 keys of G and f into shared memory; after a block barrier each warp multiplies fragments of 8
 // values over all keys.
 //
-// Shared memory, 16-bit tensors: bf16 gradient[2][Keys][Values + 8], keys[2][16][Keys + 8], two bf16 terms of each
-// value; fp32: float gradient[Keys][Values + 8], f is read where it lies.
+// Shared memory: for 16-bit tensors bf16 gradient[2][Keys][Values + 8], keys[2][16][Keys + 8], two bf16 terms of each
+// value; for fp32 float gradient[Keys][Values + 8], and f is read where it lies.
 #pragma once
 
 #include "kgen/wkv/state_tile.cuh"
 
 namespace kgen::wkv {
 
-// Whether fragment tile + n * Stride of Tiles exists, tile < Stride; a constant where all warps have equally many.
+// Whether fragment tile + n * Stride of Tiles exists, for tile < Stride; a constant if all warps have equally many.
 template <int Tiles, int Stride>
 KGEN_DEVICE bool tile_exists(int tile, int n) {
     return Tiles % Stride == 0 || tile + n * Stride < Tiles;
 }
 
-// 16-bit tensors: G and f as two bf16 terms each, in planes that ldmatrix reads; three products.
+// 16-bit tensors: G and f as two bf16 terms each, in planes that ldmatrix reads; three products of terms.
 template <class T, bool Precise, int Keys, int Values>
 class InterChunkGv {
     using Products = StateProducts<bf16, Precise>;
@@ -31,7 +31,7 @@ public:
     KGEN_DEVICE InterChunkGv(float* memory, const float*, int)
         : gradient_(reinterpret_cast<bf16*>(memory)), keys_(gradient_ + 2 * kPlane) {}
 
-    // This warp's fragments i and i + 1 of G; `terms` are the terms that its own products take.
+    // Stores this warp's fragments i and i + 1 of G; `terms` are the terms that the warp's own products use.
     template <class Tiles, class State>
     KGEN_DEVICE void put(const Tiles& gradient, int i, const State& terms, int key0) const {
         bf16* to = gradient_ + key0 * kStride + 8 * i;
@@ -42,7 +42,7 @@ public:
         }
     }
 
-    // This warp's keys of rows of f.
+    // Stores this warp's keys of rows of f.
     KGEN_DEVICE void put_keys(const float* rows, int stride, int key0) const {
         const MmaLane lane = mma_lane();
         typename Products::State a;
@@ -55,8 +55,8 @@ public:
         store(keys_ + key0, kKeyStride, kKeyPlane, a);
     }
 
-    // sums[n]: (step g, values 8 f + {2q, 2q + 1}), then the same of step g + 8, of the fragments f = tile + n * Stride
-    // that exist. One chain of products: what it cuts off is far below a rounding to 16 bits.
+    // sums[n]: (step g, values 8 f + {2q, 2q + 1}), then the same of step g + 8, for each existing fragment
+    // f = tile + n * Stride. One chain of products suffices: what it truncates is far below a rounding to 16 bits.
     template <int Stride, int Count>
     KGEN_DEVICE void multiply(int tile, float (&sums)[Count][4]) const {
 #pragma unroll
@@ -99,7 +99,7 @@ private:
     bf16 *gradient_, *keys_;
 };
 
-// fp32: 3xTF32, from f where it lies in shared memory.
+// fp32: 3xTF32, reading f where it lies in shared memory.
 template <bool Precise, int Keys, int Values>
 class InterChunkGv<float, Precise, Keys, Values> {
     using Operands = Tf32Operands<true>;

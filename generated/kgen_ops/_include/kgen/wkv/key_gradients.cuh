@@ -3,9 +3,9 @@
 //     n_t  = v_t . g_t               gk_t = G_t v_t + n_t u r_t     gu = sum_t n_t r_t k_t
 //     gw_t = dd_t/dw_t S_{t-1} . G_t per key                        G_{t-1} = diag(d_t) G_t + r_t g_t^T
 //
-// Layout: a block has kKeys keys of a head; kKeySplit threads share a key and have its rows of S and G, the value
-// features, in runs of four. Between two checkpoints a thread has the states before all kCheckpointSteps steps in
-// registers.
+// Layout: a block has kKeys keys of a head. kKeySplit threads share a key: they share out the value features of its
+// rows of S and G, in runs of four. Between two checkpoints a thread holds the states before all kCheckpointSteps steps
+// in registers.
 //
 // Shared memory, V short for the padded value features:
 //
@@ -19,7 +19,7 @@
 
 namespace kgen::wkv {
 
-// Config as for StateColumns, with kKeySplit, kKeys and kCheckpointSteps.
+// Config: that of StateColumns, plus kKeySplit, kKeys and kCheckpointSteps.
 template <class Config, int Values>
 struct KeyGradients {
     using Value = typename Config::Value;
@@ -43,8 +43,8 @@ struct KeyGradients {
     float bonus;  // u of the key
     float scale;
 
-    // checkpoints: the head's, [V, keys] each; the other states are [keys, V] or null. put_k(t, gk) and
-    // put_w(t, gw, writes) take a step's gradients, put_w in all threads of a key, put_u(gu) the sum at the end.
+    // checkpoints: the head's, [V, keys] each; the other states are [keys, V] or null. put_k(t, gk) and put_w(t, gw,
+    // writes) receive a step's gradients (put_w in all threads of a key), put_u(gu) receives the sum at the end.
     template <class PutK, class PutW, class PutU>
     KGEN_DEVICE void operator()(const float* initial_state, const float* checkpoints, i64 keys,
                                 const float* gfinal_state, PutK put_k, PutW put_w,
@@ -130,7 +130,7 @@ struct KeyGradients {
     }
 
 private:
-    // Call visit(x, value, exists) for every row of the thread, with values in shared memory.
+    // Calls visit(x, value, exists) for every row of the thread, with values in shared memory.
     template <class Visit>
     static KGEN_DEVICE void each_row(const Value* rows, Visit visit) {
 #pragma unroll

@@ -1,17 +1,18 @@
-// Attention scores of 16 steps by halves of 8, 4 and 2 steps, and gv from them, on tensor cores: wkv5 and wkv6 backward.
+// Attention scores of 16 steps by halves of 8, 4 and 2 steps, and gv from them, on tensor cores; wkv5 and wkv6
+// backward.
 //
 //     a_js = sum over keys of (r_j * decays from the middle to j) (k_s * decays from s to the middle)
 //     gv_s = inter-chunk part + scale * sum_{j>=s} a_js g_j
 //
-// j is in the late half of a block of two halves, s in its early half: no exponent is above 0. Of each size every step
-// is in one half, so the factors of a size are 16 rows. Scores of neighbours, and of steps by themselves, are sums over
-// a warp's keys that come from scores.cuh.
+// j is in the late half of a block of two halves, s in its early half: no exponent is above 0. For each size of halves
+// every step is in one half, so the factors of a size are 16 rows. Scores of adjacent steps, and of steps with
+// themselves, are sums over a warp's keys that come from scores.cuh.
 //
 // Shared memory (chunk_memory.cuh): the factors of 8 steps lie in state_g, those of 4 in decays, those of 2 in
 // decayed_r; float level_scores[subs][16 steps j][kLevelStride], columns are steps s, times the scale.
 //
-// NaN and Inf: of a g_j that is not finite the product of matrices makes NaN also for steps s > j, whose scores with it
-// are zeros. A warp whose results are not all finite sums the steps j >= s alone.
+// NaN and Inf: if a g_j is not finite, the matrix product makes NaN also for steps s > j, whose scores with it are
+// zeros. A warp whose results are not all finite computes them again from the steps j >= s alone.
 //
 // Synchronisation: a block barrier before products(), one between products() and write_gv(); none inside.
 #pragma once
@@ -33,25 +34,25 @@ class LevelScores {
     static constexpr int kStride = Memory::kStride, kSub = Memory::kSub;
     static constexpr int kLevelStride = Memory::kLevelStride;
     static constexpr int kPairs = C::kTiles / 2;  // fragments of 16 values
-    // Warps that share the values of 16 steps, where there are more warps than sets of steps.
+    // Warps that share the values of 16 steps, if there are more warps than sets of steps.
     static constexpr int kParts = ceil_div(kWarps, kSubs), kPairsOfPart = ceil_div(kPairs, kParts);
 
 public:
     const Memory& at;
     float scale;
 
-    // The scores of each 16 steps, a warp each.
+    // Computes the scores of each 16 steps, with a warp for each set.
     KGEN_DEVICE void products() const {
         const int rank = read_thread_rank(), lane = rank % kWarpSize;
 #pragma unroll 1
         for (int sub = rank / kWarpSize; sub < kSubs; sub += kWarps) {
             float* to = at.level_scores + sub * Memory::kLevelFloats;
-            // 1. Zeros, of which those above the diagonal stay.
+            // 1. Zeros; those above the diagonal stay.
 #pragma unroll
             for (int i = 4 * lane; i < Memory::kLevelFloats; i += 4 * kWarpSize)
                 *reinterpret_cast<Vec<float, 4>*>(to + i) = {};
             sync_warp();
-            // 2. Steps by themselves and neighbours: sums over groups of keys.
+            // 2. Steps with themselves and adjacent steps: sums over groups of keys.
             if (lane < kNearScores) {
                 const float* near = at.scores + sub * Memory::kSubScores + lane;
                 float sum = near[0];
@@ -126,7 +127,7 @@ public:
     }
 
 private:
-    // Two neighbouring values, of which `left` exist. gv has no gaps, so that its pairs are aligned if V is even.
+    // Stores two adjacent values, of which `left` exist. gv has no gaps, so that its pairs are aligned if V is even.
     static KGEN_DEVICE void store_pair(Gradient* to, int left, float x, float y) {
         const Gradient first = from_float<Gradient>(x), second = from_float<Gradient>(y);
         if constexpr (C::kV % 2 == 0) {
@@ -138,7 +139,7 @@ private:
         }
     }
 
-    // Two neighbouring values of step s, from steps j >= s alone.
+    // Stores two adjacent values of step s, from the steps j >= s alone.
     static KGEN_DEVICE void store_causal(const float* scores, int s, const T* g,
                                          const float* inter, Gradient* to, int values_left) {
         float sums[2] = {};
@@ -151,8 +152,8 @@ private:
         store_pair(to, values_left, inter[0] + sums[0], inter[1] + sums[1]);
     }
 
-    // Scores of late and early halves of Steps steps. A fragment's late rows, and its early ones, are those of all
-    // blocks, eight each; of their products those within a block are scores.
+    // Scores between late and early halves of Steps steps. A fragment has the late rows of all blocks, eight in all,
+    // and likewise the early rows; only products of rows of the same block are scores.
     template <int Steps>
     KGEN_DEVICE void halves(const float* rows, float* to, int lane) const {
         constexpr int kDeep = kSplit ? 4 : kKeys / 8;  // fragments of a chain
@@ -165,7 +166,7 @@ private:
             float chain[4] = {};
 #pragma unroll
             for (int key = first; key < min(first + 8 * kDeep, kKeys); key += 8) {
-                u32 words[4];  // keys q and q + 4 of late rows, then of early ones
+                u32 words[4];  // keys q and q + 4 of late rows, then of early rows
                 ldmatrix<4>(words, from + key);
                 typename KeyOperands::A a = {};
                 typename KeyOperands::B b = {};
@@ -174,7 +175,7 @@ private:
                     if constexpr (kSplit) {
                         KeyOperands::put(a, 2 * i, bit_cast<float>(words[i]));
                         KeyOperands::put(b, i, bit_cast<float>(words[2 + i]));
-                    } else {  // cut off; the factor below makes up for the mean error
+                    } else {  // truncated; the factor below compensates the mean error
                         a.hi[2 * i] = words[i];
                         b.hi[i] = words[2 + i];
                     }

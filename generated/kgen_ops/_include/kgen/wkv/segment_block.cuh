@@ -1,7 +1,7 @@
-// Which segment of a sequence a block has, where heads are few and segments of T run side by side.
+// Which segment of a sequence a block has, for inputs with few heads, where segments of T run at the same time.
 //
 // All segments of a sequence but the last have the same number of whole chunks. The last segments of a short sequence
-// have no step, and the one before them may have a part of a chunk.
+// may have no steps, and the segment before them may have a part of a chunk.
 #pragma once
 
 #include "kgen/primitives/math.cuh"
@@ -9,7 +9,8 @@
 
 namespace kgen::wkv {
 
-// Block `block` of a grid [heads, Launched, Columns], of segments 0 to Launched - 1 of `Segments`. Chunk: steps.
+// Block `block` of a grid [heads, Launched, Columns], for segments 0 to Launched - 1 of `Segments`. Chunk: steps of a
+// chunk.
 template <int Segments, int Launched, int Columns, int Chunk = 16>
 struct SegmentBlock {
     i64 head;  // counted over sequences and heads
@@ -20,7 +21,7 @@ struct SegmentBlock {
           segment(block / Columns % Launched),
           columns(block % Columns) {}
 
-    // The steps of the segment, those of the sequence before it, and those after it.
+    // The steps of the segment, the steps of the sequence before it, and those after it.
     KGEN_DEVICE Span own(const Span& sequence) const {
         const i64 first = begin(sequence.steps);
         return {sequence.b, sequence.first + first,
@@ -34,7 +35,7 @@ struct SegmentBlock {
         return {sequence.b, sequence.first + end, sequence.steps - end};
     }
 
-    // Of a segment that is not the last one: its place in workspaces. The state before a segment has the place of the
+    // The place in workspaces of a segment that is not the last one. The state before a segment has the place of the
     // segment before it.
     KGEN_DEVICE i64 place() const { return head * (Segments - 1) + segment; }
 

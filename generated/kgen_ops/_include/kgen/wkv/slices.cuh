@@ -1,4 +1,5 @@
-// Sums over slices of a head's keys and values, wkv5's and wkv6's backward pass. C: a SliceOf (backward_config.cuh).
+// Sums over slices of a head's keys and values, for wkv5's and wkv6's backward pass. C: a SliceOf
+// (backward_config.cuh).
 //
 // Terms of the slices in device memory, fp32: [B, T, H, ValueSlices, K] of gr, gk and gw, [B, T, H, KeySlices, V] of
 // gv.
@@ -16,7 +17,7 @@ KGEN_DEVICE Rows<float> term_rows(float* terms, i64 steps, i64 H) {
     return {terms, steps * H * Width, H * Width, Width};
 }
 
-// Sums over slices, by a warp for a step and head: its row of B * T * H.
+// Sums over slices, with a warp per step and head. row: its number in B * T * H.
 template <class C>
 struct AddSlices {
     using T = typename C::T;
@@ -40,8 +41,8 @@ struct AddSlices {
         return tensor.head(b, h).at(t);
     }
 
-    // n = scale * v . gy, where a u of the head is not finite; else 0. Of such a key gr and gk lack their terms n u k
-    // and n u r: slices of values have only terms of n.
+    // n = scale * v . gy if a u of the head is not finite, else 0. For a key with such a u, gr and gk lack their terms
+    // n u k and n u r, because slices of values have only terms of n.
     template <class U>
     KGEN_DEVICE float value_product(const U* u, const Rows<const T>& v, const Rows<const T>& gy,
                                     float scale) const {
@@ -58,7 +59,7 @@ struct AddSlices {
         return scale * lanes_sum<kWarpSize>(sum);
     }
 
-    // gr or gk. other: k or r.
+    // Writes gr or gk. other: k or r.
     template <class U>
     KGEN_DEVICE void keys(const float* terms, float value_product, const U* u,
                           const Rows<const T>& other, const Rows<T>& sums) const {

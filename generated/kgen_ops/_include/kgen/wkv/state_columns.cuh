@@ -5,8 +5,8 @@
 // bonus_t is sum_i p a u where the rows of S are keys, else (sum_i p a) * u of the column. tensors.cuh lists
 // p, a, c and D for y, gr and gv.
 //
-// Layout: a block has kColumns columns of a head's state; kSplit threads share a column, whose rows they have in
-// runs of four (ThreadStateTile); a thread has kTile columns, kColumns / kTile apart.
+// Layout: a block has kColumns columns of a head's state. kSplit threads share a column, whose rows they share out in
+// runs of four (ThreadStateTile). A thread has kTile columns, kColumns / kTile apart.
 //
 // Shared memory, K and C short for the padded rows and the columns:
 //
@@ -18,8 +18,8 @@
 // Synchronisation: copies by cp.async, kStages - 1 buffers ahead (for_each_batch); two block barriers per kTokens
 // steps: one when a buffer has arrived, one when its decays and bonuses are computed.
 //
-// A Config has Value, W and U; kPerStep (w has steps) and kForm (what w is); kSplit, kTile, kColumns; kTokens, steps
-// per barrier; kStages, buffers; kVec, elements per copy.
+// Config: Value, W and U; kPerStep (whether w has steps) and kForm (what w is); kSplit, kTile, kColumns; kTokens: steps
+// per barrier; kStages: number of buffers; kVec: elements per copy.
 #pragma once
 
 #include "kgen/chunked/decay_form.cuh"
@@ -27,8 +27,8 @@
 
 namespace kgen::wkv {
 
-// A block's columns, and those of its threads: neighbouring groups of Split threads have neighbouring columns; the
-// columns of one thread are Columns / Tile apart.
+// A block's columns, and the columns of its threads: neighbouring groups of Split threads have neighbouring columns;
+// the columns of one thread are Columns / Tile apart.
 template <int Split, int Tile, int Columns>
 struct BlockColumns {
     static constexpr int kThreads = Columns / Tile * Split;
@@ -44,7 +44,7 @@ struct BlockColumns {
     KGEN_DEVICE bool uses(int x) const { return column(x) < extent; }
 };
 
-// D of a ThreadStateTile whose rows are keys: one step's, in shared memory.
+// D of a ThreadStateTile whose rows are keys: the decays of one step, in shared memory.
 template <class State, int Tile>
 struct RowDecays {
     static constexpr bool kDecays = true;
@@ -58,7 +58,7 @@ struct RowDecays {
     }
 };
 
-// The same of every step, in registers.
+// The same if D is equal for all steps, in registers.
 template <class State, int Tile, DecayForm Form>
 struct ConstantRows {
     static constexpr bool kDecays = true;
@@ -108,8 +108,8 @@ KGEN_DEVICE float warp_dot(const T* a, const T* b, int extent, Factor factor) {
     return lanes_sum<kWarpSize>(sum);
 }
 
-// The loop. KeyRows: the rows of the state are keys. `start` and `end` may be null: the state before is then zero, the
-// state after is not stored. before_step(t, state) is called before step t.
+// The loop. KeyRows: whether the rows of the state are keys. A null `start` means zeros; a null `end` means that the
+// state after the last step is not stored. before_step(t, state) is called before step t.
 template <class Config, Direction D, int Rows, bool KeyRows>
 struct StateColumns {
     using Value = typename Config::Value;
@@ -166,7 +166,7 @@ struct StateColumns {
                 const Value* rows_c = rows_a + kTokens * kPitch;
                 const W* rows_w =
                     reinterpret_cast<const W*>(shared + slot * kBufferBytes + kBytesOfPac);
-                // What all columns of a step share, a warp per step.
+                // What all columns of a step share; a warp computes it for a step.
                 for (int i = thread_rank() / kWarpSize; i < there; i += kThreads / kWarpSize) {
                     const float bonus =
                         warp_dot(rows_p + i * kPitch, rows_a + i * kPitch, Rows,
@@ -217,7 +217,7 @@ struct StateColumns {
     }
 
 private:
-    // The decay where w has no steps; with steps nothing.
+    // The decay if w has no steps; otherwise nothing.
     KGEN_DEVICE auto constant_decay() const {
         if constexpr (Config::kPerStep) {
             return NoDecay{};
@@ -253,8 +253,9 @@ private:
     }
 };
 
-// Checkpoints: the states before every Steps-th step, counted from the last one. How many a head has, and the index
-// of the one before step t, in the order in which a loop backward in time reads them (-1: none).
+// Checkpoints: the states before every Steps-th step, counted from the last step. checkpoint_count: how many a head
+// has; checkpoint_index: the index of the checkpoint before step t, in the order in which a loop backward in time reads
+// them (-1: none).
 template <int Steps>
 KGEN_DEVICE i64 checkpoint_count(i64 steps) {
     return steps > Steps ? (steps - 1) / Steps : 0;
@@ -264,8 +265,8 @@ KGEN_DEVICE i64 checkpoint_index(i64 t, i64 steps) {
     return t > 0 && (steps - t) % Steps == 0 ? (steps - t) / Steps - 1 : -1;
 }
 
-// Index of a sequence's first checkpoint, of [B, H, checkpoints]; of packed sequences, which begin anywhere, of
-// [H, T / Steps]: a sequence has no more checkpoints than whole sets of Steps steps end in it.
+// Index of a sequence's first checkpoint in [B, H, checkpoints], or for packed sequences, which may begin at any step,
+// in [H, T / Steps]: a sequence has no more checkpoints than whole sets of Steps steps end in it.
 template <int Steps, class Offset>
 KGEN_DEVICE i64 first_checkpoint(const Span& span, i64 head, i64 h, i64 T) {
     return kPresent<Offset> ? h * (T / Steps) + span.first / Steps

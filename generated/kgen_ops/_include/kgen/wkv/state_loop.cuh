@@ -4,16 +4,16 @@
 //     forward     S_t     = diag(d_t) S_{t-1} + k_t v_t^T          written before each chunk
 //     backward    G_{t-1} = diag(d_t) G_t + scale * r_t gy_t^T     written after each chunk
 //
-// 16 steps are one product: rows of keys are multiplied by the decays up to the last of the steps (forward) or from
-// the first one (backward) by running products, so that no factor exceeds 1.
+// 16 steps are one product: rows of keys are multiplied by running products of decays, up to the last of the steps
+// (forward) or from the first one (backward), so that no factor exceeds 1.
 //
-// Layout: a block has BlockV value features of a head, a warp 16 keys of them in registers (StateTile).
+// Layout: a block has BlockV value features of a head; each warp has 16 keys of them in registers (StateTile).
 //
 // Shared memory: W w[kStages][32][kKeys], if w has steps; T x[kStages][32][kKeys], rows[kStages][32][kRowStride];
 // float factors[2][kFactors], decays[2][kKeys].
 //
-// Synchronisation: cp.async, kStages - 1 buffers of 32 steps ahead, one block barrier per buffer. Factors and decays
-// belong to a warp's own keys: a warp barrier before they are read and one before they are overwritten.
+// Synchronisation: cp.async, kStages - 1 buffers of 32 steps ahead, with one block barrier per buffer. Factors and
+// decays belong to a warp's own keys: a warp barrier precedes their reads, and another one the next writes.
 #pragma once
 
 #include "kgen/primitives/math.cuh"
@@ -22,7 +22,7 @@
 
 namespace kgen::wkv {
 
-// What a checkpoint in memory is made of: fp32, or pairs of bf16.
+// The element type of a checkpoint in memory: fp32, or pairs of bf16.
 template <bool Rounded>
 struct CheckpointWord {
     using Type = float;
@@ -32,8 +32,8 @@ struct CheckpointWord<true> {
     using Type = u32;
 };
 
-// One block's loop over all steps of a head, for BlockV value features. Rounded: states before every 16 steps, in bf16,
-// instead of those at the ends of chunks.
+// One block's loop over all steps of a head, for BlockV value features. Rounded: stores the states before every 16
+// steps, in bf16, instead of those at the ends of chunks.
 template <class C, bool Rounded = false>
 class StateLoop {
     using Checkpoint = typename CheckpointWord<Rounded>::Type;
@@ -54,14 +54,15 @@ public:
         4 * (2 * kFactors + 2 * kKeys);
 
     StepRows<const T> x;     // rows of keys: k, or r
-    StepRows<const T> rows;  // of values, from the block's first one on: v, or gy
+    StepRows<const T> rows;  // rows of values, from the block's first value on: v, or gy
     StepRows<const W> w;
     i64 steps;
     int width;    // value features of the block that exist
-    float scale;  // of x
+    float scale;  // factor of x
 
     // start and end: the head's [K, V], from the block's first key and value on, or null. checkpoints: this warp's tile
-    // of the head's first chunk, of which the block has `block_tiles` fragments; `checkpoint_stride` words per chunk.
+    // of the head's first chunk, of which the block has `block_tiles` fragments; the tiles of chunks are
+    // `checkpoint_stride` words apart.
     template <bool Backward>
     KGEN_DEVICE void run(const float* start, Checkpoint* checkpoints, i64 checkpoint_stride,
                          int block_tiles, float* end) const {
@@ -74,7 +75,7 @@ public:
         run_from<Backward>(load, checkpoints, checkpoint_stride, block_tiles, end);
     }
 
-    // The same from the state of load(tile, its first key).
+    // The same, from the state that load(tile, its first key) sets.
     template <bool Backward, class Load>
     KGEN_DEVICE void run_from(const Load& load, Checkpoint* checkpoints, i64 checkpoint_stride,
                               int block_tiles, float* end) const {
@@ -138,7 +139,7 @@ public:
                 if (!Backward && time / kPerChunk == (buffers - 1) / kPerChunk) break;
             }
 
-            // 1. Rows of keys with their decays: a lane has a key of its warp and 16 of the steps.
+            // 1. Rows of keys times decays: each lane has a key of its warp and 16 of the steps.
             {
                 const int half = lane_id() / 16;
                 const T* from = ring_x + slot * kBufferKeys + half * kSubSteps * kKeys + key;

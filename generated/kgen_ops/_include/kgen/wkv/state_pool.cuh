@@ -1,9 +1,9 @@
-// A pool of states, and the slot of each sequence: what decoding reads and updates in place.
+// A pool of states, and the slot of each sequence, which decoding reads and updates in place.
 //
 //     index          the sequence's y    states
-//     0 .. S - 1     computed            that slot's is updated
-//     negative       0                   none is touched: the sequence is skipped
-//     S or more      NaN                 none is touched: the index is refused, on the device
+//     0 .. S - 1     computed            the slot's state is updated
+//     negative       0                   no state is touched: the sequence is skipped
+//     S or more      NaN                 no state is touched: the index is refused, on the device
 //
 // Two sequences of a call must not name one slot.
 //
@@ -18,7 +18,7 @@ namespace kgen::wkv {
 struct Slot {
     i64 place;
     bool used;
-    float y;  // of a sequence whose slot is not used
+    float y;  // y of a sequence whose slot is not used
 };
 
 // Slot of sequence n; indices of 0 bytes: none are given.

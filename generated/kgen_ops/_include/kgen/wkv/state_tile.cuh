@@ -4,10 +4,10 @@
 //     update      S = diag(d) S + F^T X           F: 16 rows of keys in fp32, in shared memory
 //     dot         sum over values of S * G, per key
 //
-// Layout: a warp has 16 keys and all values of its block, as accumulators of mma.m16n8 (mma.cuh). In `multiply` the
-// accumulators are operand A without a move; the k of that product counts values.
+// Layout: each warp has 16 keys and all values of its block, as accumulators of mma.m16n8 (mma.cuh). In `multiply` the
+// accumulators are operand A without a move; the dimension k of that product counts values.
 //
-// Operands that are fp32, S and F, are sums of terms of the type that is multiplied:
+// S and F, operands in fp32, are sums of terms of the type that is multiplied:
 //
 //     rows of    as accurate as fp32 (Precise)    else
 //     bf16       three bf16, exactly: 24 bits     two, 16 bits
@@ -15,8 +15,8 @@
 //     fp32       two TF32 each, three products
 //
 // Each product over 16 steps or values is a chain of its own that begins with zero, small terms first (see mma.cuh):
-// where terms have one sign, what longer chains cut off would add up. NaN reaches what depends on it and nothing
-// else: only steps and features that do not exist are zero-filled.
+// where terms have one sign, the truncation of longer chains would add up. NaN reaches only what depends on it: only
+// steps and features that do not exist are zero-filled.
 #pragma once
 
 #include "kgen/chunked/chunk_mma.cuh"
@@ -26,15 +26,15 @@ namespace kgen::wkv {
 
 constexpr int kSubSteps = 16;  // steps that a state advances by at a time
 
-// Floats between rows of keys in shared memory: 4 banks more than a multiple of 16, so that eight keys of steps 2q,
-// and eight steps of four keys, are 32 different banks.
+// Floats between rows of keys in shared memory: 4 banks more than a multiple of 16, so that eight keys of steps 2q, and
+// eight steps of four keys, lie in 32 different banks.
 KGEN_DEVICE constexpr int key_row_stride(int keys) { return keys + 4; }
 
 // Floats from one set of 16 rows to the next one: half of the banks away.
 KGEN_DEVICE constexpr int key_rows(int stride) { return kSubSteps * stride + 16; }
 
-// A running product of decays in two floats: times(x) errs by one rounding, not by one per decay. Terms of neighbouring
-// steps may cancel; rounding errors of their decays would not.
+// A running product of decays in two floats: times(x) has one rounding error, not one per decay. Where terms of
+// adjacent steps cancel, rounding errors of their decays would not.
 class CompensatedProduct {
 public:
     KGEN_DEVICE explicit CompensatedProduct(float first) : high_(first), low_(0.0f) {}
@@ -59,8 +59,8 @@ KGEN_DEVICE u32 high_halves(float x, float y) {
 #endif
 }
 
-// Operands of products of a state in fp32 with rows of T, 16 steps and 16 values at a time. `State` is 16 keys with
-// the sum's k, which is 16 values or 16 steps; `Rows` are two fragments of 8 of the other index.
+// Operands of products of a state in fp32 with rows of T, 16 steps and 16 values at a time. `State` has 16 keys, and 16
+// values or 16 steps as the summed dimension k; `Rows` are two fragments of 8 of the other index.
 template <class T, bool Precise>
 struct StateProducts {  // fp16 and fp32, as TF32
     static constexpr bool kWide = sizeof(T) == 4;
@@ -75,7 +75,7 @@ struct StateProducts {  // fp16 and fp32, as TF32
         u32 term[2][2][kRowTerms][2];  // of each fragment, the same
     };
 
-    // x as terms of falling size, the last one rounded without a bias; NaN stays in the last one.
+    // Splits x into terms of falling size. The last term is rounded without a bias, and keeps NaN.
     template <int Terms, int Count>
     static KGEN_DEVICE void split(u32 (&terms)[Terms][Count], int i, float x) {
 #pragma unroll
@@ -204,8 +204,8 @@ struct StateProducts<bf16, Precise> {
         u32 pairs[2][2];  // of each fragment
     };
 
-    // Two values as pairs of bf16 terms of falling size, whose bits are those of the values: cut off, not rounded,
-    // three of them have all 24.
+    // Splits two values into pairs of bf16 terms of falling size, whose bits are those of the values: truncated instead
+    // of rounded, three terms have all 24 bits.
     static KGEN_DEVICE void split(State& a, int i, float x, float y) {
 #pragma unroll
         for (int p = 0; p < kTerms; ++p) {
@@ -221,7 +221,7 @@ struct StateProducts<bf16, Precise> {
 
     static KGEN_DEVICE Rows across(const bf16* rows, int stride) {
         u32 pairs[4];
-        const int lane = lane_id();  // a fragment's pairs lie side by side, as a product takes them
+        const int lane = lane_id();  // a fragment's pairs are adjacent, as a product takes them
         ldmatrix<4>(pairs, rows + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8);
         return {{{pairs[0], pairs[1]}, {pairs[2], pairs[3]}}};
     }
@@ -277,7 +277,7 @@ struct StateTile {
             for (int j = 0; j < 4; ++j) at[i][j] = 0.0f;
     }
 
-    // To and from memory in accumulator order, [fragment][lane][4]; `there` fragments exist.
+    // store_fragments and load_fragments: memory in accumulator order, [fragment][lane][4]; `there` fragments exist.
     KGEN_DEVICE void store_fragments(float* memory, int there) const {
 #pragma unroll
         for (int i = 0; i < Tiles; ++i)
@@ -306,7 +306,7 @@ struct StateTile {
         }
     }
 
-    // visit(element, key of the tile, value of the tile)
+    // Calls visit(element, key of the tile, value of the tile) for each element.
     template <class Visit>
     KGEN_DEVICE void for_each(Visit visit) {
         const MmaLane lane = mma_lane();
@@ -317,8 +317,8 @@ struct StateTile {
                 visit(at[i][j], lane.g + j / 2 * 8, 8 * i + 2 * lane.q + j % 2);
     }
 
-    // From and to rows of values, `stride` apart, from the tile's first key and value on; the first
-    // `keys` and `values` of the tile exist, the others stay as they are.
+    // Loads from and stores to rows of values that are `stride` apart, from the tile's first key and value on. The
+    // first `keys` and `values` of the tile exist; the other elements stay as they are.
     KGEN_DEVICE void load_rows(const float* rows, int stride, int keys, int values) {
         for_each([&](float& element, int key, int value) {
             if (key < keys && value < values) element = rows[i64{key} * stride + value];
@@ -331,8 +331,8 @@ struct StateTile {
         });
     }
 
-    // out[n]: S x for keys g and g + 8 and the rows x of steps 8 n + {2q, 2q + 1}. visit(i, a) gets the terms of
-    // fragments i and i + 1, as the products take them.
+    // out[n]: S x for keys g and g + 8 and the rows x of steps 8 n + {2q, 2q + 1}. visit(i, a) receives the terms of
+    // fragments i and i + 1, in the form that the products take.
     template <class Visit>
     KGEN_DEVICE void multiply(const T* rows, int stride, float (&out)[2][4], Visit visit) const {
 #pragma unroll
@@ -370,7 +370,7 @@ struct StateTile {
         }
     }
 
-    // Sums over values of this times `other`, of keys g and g + 8, in all four lanes of a key.
+    // Sums over values of this tile times `other`, for keys g and g + 8, in all four lanes of a key.
     KGEN_DEVICE void dot(const StateTile& other, float (&sums)[2]) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {

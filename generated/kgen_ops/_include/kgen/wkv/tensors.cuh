@@ -34,12 +34,12 @@ namespace kgen::wkv {
 
 KGEN_DEVICE bool is_finite(float x) { return x * 0.0f == 0.0f; }
 
-// The steps of a sequence: all of batch row b, or some of the only one.
+// The steps of a sequence: all steps of batch row b, or for packed sequences some steps of the only batch row.
 struct Span {
     i64 b, first, steps;
 };
 
-// Sequence n of [N + 1] offsets of 4 or 8 bytes; without offsets (0 bytes) batch row n of T steps.
+// Sequence n of [N + 1] offsets of 4 or 8 bytes; without offsets (0 bytes), batch row n of T steps.
 KGEN_DEVICE Span span_of(const void* offsets, i64 bytes, i64 n, i64 T) {
     if (bytes == 0) return {n, 0, T};
     const auto at = [&](i64 i) {
@@ -81,25 +81,25 @@ KGEN_DEVICE Rows<const T> same_at_every_step(const T* w, i64 K) {
     return Rows<const T>{w, 0, 0, K};
 }
 
-// Rows of one head, as the loops of kgen/chunked/ take them.
+// Rows of one head, in the form that the loops of kgen/chunked/ take.
 template <class T>
 KGEN_DEVICE StepRows<T> step_rows(const Rows<T>& of_head) {
     return {of_head.first, of_head.stride_t};
 }
 
-// The same of a sequence. R: Rows, or rows with a `head` of their own.
+// The same for a sequence. R: Rows, or rows with a `head` of their own.
 template <class R>
 KGEN_DEVICE auto step_rows(const R& rows, const Span& span, i64 h) {
     return step_rows(rows.head(span, h));
 }
 
-// The same, as the loops of kgen/recurrent/ take them.
+// The same, in the form that the loops of kgen/recurrent/ take.
 template <class T>
 KGEN_DEVICE StepPointer<T> step_pointer(const Rows<const T>& rows, const Span& span, i64 h) {
     return StepPointer<T>{rows.head(span, h).first, rows.stride_t};
 }
 
-// The accuracy of products on tensor cores: that of a returned state (fp32), else that of the tensors.
+// The accuracy of products on tensor cores: that of a returned state (fp32), or else that of the tensors.
 template <class T, class State>
 struct ProductOf {
     using Type = State;

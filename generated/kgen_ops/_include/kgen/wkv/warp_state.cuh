@@ -1,7 +1,8 @@
-// Columns of a state [K, V] in the registers of one warp, read and written once, in a few steps of decoding.
+// Columns of a state [K, V] in the registers of one warp, which reads and writes them once, for a few steps of
+// decoding.
 //
-// Layout: kSplit lanes share a column; a lane has kTile columns. The rows of a lane are runs of kRun consecutive
-// keys; the runs of the lanes that share a column alternate. An access moves, by the order in memory:
+// Layout: kSplit lanes share a column; a lane has kTile columns. The rows of a lane are runs of kRun consecutive keys;
+// the runs of lanes that share a column alternate. What an access moves depends on the order in memory:
 //
 //     order     contiguous    an access              lanes side by side have
 //     values    V             kTile columns          the next columns
@@ -25,15 +26,15 @@ struct WarpState {
     static_assert(K % Run == 0 && V % Tile == 0, "an access must not reach beyond a row or column");
 
     static constexpr bool kValues = Order == StateOrder::values;
-    static constexpr int kGroups = kWarpSize / Split;   // of columns
-    static constexpr int kColumns = kGroups * Tile;     // of a warp
+    static constexpr int kGroups = kWarpSize / Split;   // groups of columns
+    static constexpr int kColumns = kGroups * Tile;     // columns of a warp
     static constexpr int kRuns = ceil_div(K, Split * Run);
     static constexpr int kTile = Tile, kRun = Run;
 
     int first_column;  // of the warp
     float at[kRuns][Run][Tile];
 
-    // Of this lane: which group of columns it has, which part of their rows, a run's first row.
+    // For this lane: which group of columns it has, which part of their rows, and a run's first row.
     static KGEN_DEVICE int group() { return kValues ? lane_id() % kGroups : lane_id() / Split; }
     static KGEN_DEVICE int part() { return kValues ? lane_id() / kGroups : lane_id() % Split; }
     static KGEN_DEVICE int row(int run) { return (run * Split + part()) * Run; }
@@ -46,7 +47,7 @@ struct WarpState {
     }
     KGEN_DEVICE bool has_column(int x) const { return V % kColumns == 0 || column(x) < V; }
 
-    // Rows and columns that are not there are 0.
+    // Rows and columns that do not exist are 0.
     KGEN_DEVICE void load(const StatePool& head) {
 #pragma unroll
         for (int i = 0; i < kRuns; ++i) {

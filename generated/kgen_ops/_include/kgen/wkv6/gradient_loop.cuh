@@ -1,16 +1,18 @@
-// Gradients of wkv5 and wkv6 by a loop backward over the chunks of 16 steps of a head, on tensor cores; bf16.
+// Gradients of wkv5 and wkv6 by a loop over the chunks of 16 steps of a head, backward in time, on tensor cores; bf16.
 //
-// Groups of warps take chunks in turn, each warp 16 keys. Only the gradient G of the state is serial in time:
+// Groups of warps take chunks in turn; each warp of a group has 16 keys. Only the gradient G of the state is serial in
+// time:
 //
 //     G = diag(P) G + R^T gy        R: rows of r decayed from the beginning of the chunk
 //
 // A group takes G from the group before it, multiplies it by v and by the state S before its chunk, which another
-// kernel has stored, and hands the new G on. The other products of its chunk (gradient_lane.cuh) it computes while the
+// kernel has stored, and hands the new G on. It computes the other products of its chunk (gradient_lane.cuh) while the
 // next groups are at work. gv is a sum over all keys:
 //
 //     gv = K G + scores^T gy        K: rows of k decayed to the end of the chunk
 //
-// so G, K and scores of a warp's keys go through shared memory, and a warp has every kWarps-th 16 value features.
+// Therefore G, K and the scores of each warp's keys go through shared memory, and each warp computes every kWarps-th
+// block of 16 value features of gv.
 //
 // Layout in shared memory, tiles swizzled (swizzled_tile.cuh):
 //
@@ -27,19 +29,19 @@
 //
 // States are bf16 [chunks][kWarps][kBlocks][32][8], operands A (StateTile::store_rounded).
 //
-// Synchronisation: named barriers. A group (barrier 1 + group) meets twice per chunk: when its copies are there, and
-// when its part of gv's operands is. Copies run one chunk ahead. A group waits at barrier 1 + kGroups + group for G,
-// where the group before it arrives; a lane reads and writes its own part of G.
+// Synchronisation: named barriers. The warps of a group meet at barrier 1 + group twice per chunk: when the group's
+// copies have arrived, and when its operands of gv are stored. Copies run one chunk ahead. A group waits for G at
+// barrier 1 + kGroups + group, where the group before it arrives. Each lane reads and writes only its own part of G.
 //
-// NaN and Inf: masks are products with 0. A NaN or Inf of r, k, v or gy makes gu NaN, one of w the decays; with those,
-// and where u is not finite, the block computes its head again, step by step.
+// NaN and Inf: masks are products with 0. A NaN or Inf of r, k, v or gy makes gu NaN, one of w makes the decays NaN. In
+// these cases, and if u is not finite, the block computes its head again, step by step.
 //
-// Segments of T: a block has one of them. G after it comes from what the later segments add (segment_start.cuh). Where
+// Segments of T: a block has one segment. G after it comes from what the later segments add (segment_start.cuh). If
 // that or S before the segment is not finite, the block also computes its segment again.
 //
-// A Config has W (16 bits) and U; kForm; kPerStep: whether w has a row per step; kK, kV; kGroups; kVec: elements per
-// copy; kTerms: bf16 terms of G as an operand, and of rows for scores; kSegments: of T; kRowCopies: warps of a group
-// copy whole rows for each other, and write whole rows of gr, gk and gw (row_copier.cuh).
+// Config: W (16 bits) and U; kForm; kPerStep: whether w has a row per step; kK, kV; kGroups; kVec: elements per copy;
+// kTerms: bf16 terms of G as an operand, and of rows for scores; kSegments: number of segments of T; kRowCopies: warps
+// of a group copy whole rows for each other, and write whole rows of gr, gk and gw (row_copier.cuh).
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -63,8 +65,8 @@ struct GradientAfter {
 template <class Config>
 struct GradientAfter<Config, true> : SegmentStart<Config, true> {};
 
-// What a block reads and writes, of a sequence and head, or of a segment of it. It is in shared memory: pointers and
-// strides would take a third of the registers.
+// The tensors that a block reads and writes, for a head and sequence or a segment of it. The struct is in shared
+// memory: pointers and strides would take a third of the registers.
 template <class Config>
 struct HeadGradients {
     using W = typename Config::W;
@@ -74,7 +76,7 @@ struct HeadGradients {
     StepPointer<W> w;  // one row if w has no steps
     const U* u;
     GradientAfter<Config, (Config::kSegments > 1)> after;
-    const u32* states;           // of the first chunk
+    const u32* states;           // from the first chunk on
     StepRows<bf16> gr, gk, gv;
     StepRows<W> gw;              // if w has steps
     float *gu_parts, *gw_parts;  // [kGroups, K]; gw_parts if w has no steps
@@ -107,7 +109,7 @@ private:
     static constexpr bool kRowCopies = Config::kRowCopies;
     using KeyRows = InputTile<bf16, kK>;
     using ValueRows = InputTile<bf16, kV>;
-    // 16-bit values: from r to k and from k to w; of the inputs of all warps; of v or gy; of a chunk.
+    // Numbers of 16-bit values: from r to k and from k to w; inputs of all warps; v or gy; a chunk.
     static constexpr int kInput = kRowCopies ? KeyRows::kElements : kTile;
     static constexpr int kInputsOf = kInputs * (kRowCopies ? kInput : kWarps * kTile);
     static constexpr int kValuesOf = kRowCopies ? ValueRows::kElements : kBlocks * kTile;
@@ -150,7 +152,7 @@ private:
         float u[2], gu[2] = {}, gw[2] = {}, constants[2] = {};  // of the lane's keys g and g + 8
         int last_;                    // steps of the last chunk
         int place_;                   // of a word of accumulators in a tile: row g, columns 2q
-        int slots_, pairs_, rows_, columns_;  // of the row of 8 elements that a lane passes to ldmatrix
+        int slots_, pairs_, rows_, columns_;  // offsets of the row of 8 elements for ldmatrix
         int input_place_, input_pairs_;       // of a word of results and of such a row among inputs, with kRowCopies
 
         KGEN_DEVICE void loop() {
@@ -202,7 +204,7 @@ private:
         KGEN_DEVICE u16* values(int stage, int which) const {
             return halves() + stage * kStage + kInputsOf + which * kValuesOf;
         }
-        // The row of 8 value features of block n that the lane passes to ldmatrix; place: slots_ or pairs_.
+        // The row of 8 value features of block n whose address the lane passes to ldmatrix; place: slots_ or pairs_.
         KGEN_DEVICE u16* value_row(int stage, int which, int n, int place) const {
             return kRowCopies ? values(stage, which) + ValueRows::beside(place, n)
                               : values(stage, which) + n * kTile + place;
@@ -220,14 +222,14 @@ private:
         KGEN_DEVICE u32* state() const {
             return reinterpret_cast<u32*>(halves() + kGroupHalves - kStateHalves) + state_part();
         }
-        // The lane's part of a state, the first of its words of 16 value features.
+        // Offset of the lane's part of a state: the first of its words of 16 value features.
         KGEN_DEVICE int state_part() const { return (warp * kBlocks * kWarpSize + lane_id()) * 4; }
         KGEN_DEVICE float* gradient() const {
             return dynamic_smem<float>() + (warp * kFragments * kWarpSize + lane_id()) * 4;
         }
         KGEN_DEVICE int left(int chunk) const { return chunk + 1 < chunks ? 16 : last_; }
-        // Where a lane has words of accumulators in a tile: rows g (0) or 15 - g (1), or g + 8 where rows are keys, of
-        // the first or second 8 columns.
+        // Offset of a lane's word of accumulators in a tile: rows g (0) or 15 - g (1), or g + 8 where rows are keys
+        // (key_word), of the first or second 8 columns.
         KGEN_DEVICE int word(int row, int columns) const {
             constexpr int kFlip = KeyRows::kRow > 16 ? 15 * KeyRows::kRow + 40 : 232;
             return kRowCopies ? input_place_ ^ kFlip * row ^ 8 * columns : place_ ^ 232 * row ^ 8 * columns;
@@ -308,7 +310,7 @@ private:
             meet();
             copy(chunk - kGroups, stage ^ 1);
 
-            // 2. Decays; rows of r and k with decays to the ends of the chunk.
+            // 2. Decays; rows of r decayed from the beginning of the chunk, and rows of k decayed to its end.
             u16* tiles = inputs(stage);
             const int steps = left(chunk);
             Lane lane;
@@ -379,7 +381,7 @@ private:
             ldmatrix<4, true>(lane.k, tiles + kInput + pairs);
         }
 
-        // K.
+        // Stores the rows K.
         KGEN_DEVICE void put_keys(const Lane& lane) const {
             u32 words[4][1];
             lane.template decayed_k<1>(words);
@@ -388,7 +390,7 @@ private:
                 *reinterpret_cast<u32*>(keys(warp) + key_word(i % 2, i / 2)) = words[i][0];
         }
 
-        // One block of 16 value features: products with S and G, G to shared memory, the new G.
+        // For one block of 16 value features: products with S and G, G to shared memory, then the new G.
         KGEN_DEVICE void pass_gradient(int n, int stage, const u32 (&rows)[4][kRowTerms],
                                        const float (&kept)[2], Steps& by_r, Steps& by_k,
                                        float (&both)[2][4]) const {
@@ -440,7 +442,7 @@ private:
             }
         }
 
-        // G after the last step; the lane's part.
+        // Stores the lane's part of G after the last step.
         KGEN_DEVICE void put_final_gradient() {
             if constexpr (kSegments) {
                 StateTile tile;
@@ -460,7 +462,7 @@ private:
             }
         }
 
-        // sum_v S * G of key g (from = 0) or g + 8 (2), the diagonal of products of 16 keys and 8.
+        // sum_v S * G of key g (from = 0) or g + 8 (from = 2): the diagonal of products of 16 keys by 8 keys.
         static KGEN_DEVICE float diagonal(const float (&products)[4], int from) {
             const int g = mma_lane().g;
             return shfl(g % 2 == 0 ? products[from] : products[from + 1], 4 * g + g / 2);
@@ -490,12 +492,12 @@ private:
             to[4 * kWarpSize + lane_id()] = last;
         }
 
-        // gw by w instead of the decay's logarithm: the factor.
+        // The factor d log(d)/dw that turns gw with respect to the decay's logarithm into gw with respect to w.
         static KGEN_DEVICE float slope(float w) {
             return Config::kForm == DecayForm::raw ? wkv7::log_decay_slope<wkv7::DecayForm::raw>(w) : 1.0f;
         }
 
-        // Results of 16 keys and steps, to a tile of the warp, and from there to a tensor.
+        // put: stores results of 16 keys and steps in a tile of the warp; write: copies them from there to a tensor.
         KGEN_DEVICE void put(u16* tile, const Steps& results) const {
 #pragma unroll
             for (int half = 0; half < 2; ++half)
@@ -576,7 +578,7 @@ private:
             }
         }
 
-        // Accumulators: rows are slots, columns value features from `first` on.
+        // Stores accumulators whose rows are slots, and whose columns are value features from `first` on.
         KGEN_DEVICE void store_gv(const float (&gv)[2][4], int chunk, int first) const {
             const int g = mma_lane().g, steps = left(chunk);
 #pragma unroll
@@ -598,7 +600,7 @@ private:
             }
         }
 
-        // The group's parts of gu, and of a gw without steps.
+        // Stores the group's parts of gu, and of gw if w has no steps.
         KGEN_DEVICE void finish() {
             const MmaLane at = mma_lane();
 #pragma unroll
@@ -614,7 +616,7 @@ private:
         }
     };
 
-    // Of a segment: NaN if S before it is not finite. A word per thread and round.
+    // For a segment: returns NaN if S before it is not finite. A thread checks a word per round.
     KGEN_DEVICE float check_state() const {
         float nonfinite = 0.0f;
         if (x.steps > 0) {
@@ -627,7 +629,7 @@ private:
         return nonfinite;
     }
 
-    // The definition, a thread per key or value feature. It takes hundreds of times as long.
+    // Computes all gradients by definition, with a thread per key or value feature. It takes hundreds of times as long.
     KGEN_DEVICE void step_by_step() const {
         float* gradient = dynamic_smem<float>();  // [K, V]
         const int rank = thread_rank();
@@ -706,7 +708,8 @@ private:
         }
     }
 
-    // The gradient of the state after step t; `gradient`: of that after the chunk, which ends before step `end`.
+    // The gradient of the state after step t. `gradient`: that of the state after the chunk, which ends before step
+    // `end`.
     KGEN_DEVICE float behind(i64 t, i64 end, int key, int value, const float* gradient) const {
         float g = gradient[key * kV + value];
 #pragma unroll 1

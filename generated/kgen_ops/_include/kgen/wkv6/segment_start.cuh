@@ -1,13 +1,14 @@
-// The state of wkv5 and wkv6 before a segment of T, or its gradient after one, from what other segments add
+// The state of wkv5 and wkv6 before a segment of T, or its gradient after one, computed from what other segments add
 // (segment_states.cuh):
 //
 //     forward     S = diag(P) S + L    over the earlier segments, from the first one on
-//     backward    G = diag(P) G + L    over the later ones, from the last one on
+//     backward    G = diag(P) G + L    over the later segments, from the last one on
 //
-// A warp has 16 keys and all value features in its accumulators (StateTile), and loads those of a segment all at once.
+// Each warp has 16 keys and all value features in its accumulators (StateTile), and issues all loads of a segment at
+// once.
 //
-// NaN and Inf: P is 0 after many steps, and 0 * Inf is NaN, which Inf times the decays of these steps is not. A lane
-// that finds either computes its part from the steps of the other segments, one by one.
+// NaN and Inf: P underflows to 0 after many steps, and 0 * Inf is NaN, while Inf times the decays step by step stays
+// Inf. A lane that finds NaN or Inf computes its part from the steps of the other segments, one by one.
 #pragma once
 
 #include "kgen/chunked/decay_form.cuh"
@@ -16,20 +17,20 @@
 
 namespace kgen::wkv6 {
 
-// A Config has W; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV: features of a head.
+// Config: W; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV: features of a head.
 template <class Config, bool Backward>
 struct SegmentStart {
     using W = typename Config::W;
 
     const float *sums, *decays;     // of the other segments, in the order of time: [K, V] and [K] each
-    int segments;                   // so many
+    int segments;                   // number of other segments
     const float* final;             // [K, V], the gradient after the last segment; or null: zeros
     StepPointer<bf16> keys, values;  // from the other segments' first step on: k and v, or r and gy
     StepPointer<W> w;               // one row if w has no steps
     i64 steps;                      // of the other segments
-    float scale;                    // of the gradient
+    float scale;                    // for the gradient
 
-    // For the tile of 16 keys from `key0` on. Returns whether the lane's part is finite.
+    // Computes the tile of 16 keys from `key0` on. Returns whether the lane's part is finite.
     template <class Tile>
     KGEN_DEVICE bool operator()(Tile& tile, int key0) const {
         begin(tile, key0);
@@ -85,7 +86,7 @@ private:
         }
     }
 
-    // visit(element, half, value feature, whether the element exists). key: that of half 0.
+    // Calls visit(element, half, value feature, whether the element exists) for each element. key: the key of half 0.
     template <class Tile, class Visit>
     static KGEN_DEVICE void each(Tile& tile, int key, const Visit& visit) {
         constexpr int kTiles = sizeof(tile.at) / sizeof(tile.at[0]);

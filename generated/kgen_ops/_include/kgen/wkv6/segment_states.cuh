@@ -1,29 +1,30 @@
-// What a segment of T adds to the state of wkv5 and wkv6, or to the state's gradient, where heads are few; bf16
+// What a segment of T adds to the state of wkv5 and wkv6, or to the state's gradient, for inputs with few heads; bf16
 // operands (mma, sm_80).
 //
-// A transition is diagonal. So with S_s the state before segment s, G_s its gradient, and sums over its steps t:
+// Transition matrices are diagonal. With S_s the state before segment s, G_s its gradient, and sums over the segment's
+// steps t:
 //
 //     S_{s+1} = diag(P) S_s + L     P = the product of all d_t    L = sum_t diag(d_{t+1} ... d_last) k_t v_t^T
 //     G_s = diag(P) G_{s+1} + L     the same P                    L = scale sum_t diag(d_first ... d_{t-1}) r_t gy_t^T
 //
-// The block loops over chunks of 32 steps. A warp has 16 keys and all of the block's value features, with L in
+// A block loops over chunks of 32 steps. Each warp has 16 keys and all of the block's value features, with L in
 // registers:
 //
 //     L = diag(d_0 ... d_31) L + K^T V     K_t = k_t d_{t+1} ... d_31
 //     L = L + R^T gy                       R_t = scale r_t d_first ... d_{t-1}, for the gradient
 //
-// by running products of decays, so every factor is at most 1. A lane has two keys and four consecutive steps of each
-// 16, in the order in which operand A has them: rows K never leave registers. Neighbouring lanes exchange the products
-// of their four steps. Rows K have a high and a low term, so that a segment begins with a state closer to the exact one
-// than the state of a loop over all steps.
+// All decays are running products, so every factor is at most 1. Each lane has two keys and four consecutive steps of
+// each 16, in the order in which operand A has them, so that rows K never leave registers. Neighbouring lanes exchange
+// the products of their four steps. Rows K have a high and a low term, so that a segment begins with a state closer to
+// the exact one than the state of a loop over all steps.
 //
-// Steps beyond the last one: their k and v are zero, their decays are not 1, and nothing reads a state after them. For
-// the gradient their decays are 1.
+// Steps beyond the last one have k and v of zero. Their decays are not 1, but nothing reads a state after them. For the
+// gradient their decays are 1.
 //
 // Layout: sums [K][V], decays [K] of the segment, in fp32.
 //
-// Shared memory, a ring of chunks: u16 [kStages]{k[2][kWarps], w[2][kWarps], v[2][kValueTiles]} of tiles of 16 steps and
-// 16 columns (kgen/wkv7/tile_copier.cuh); no w where it is one row per head.
+// Shared memory: a ring of chunks u16 [kStages]{k[2][kWarps], w[2][kWarps], v[2][kValueTiles]} of tiles of 16 steps and
+// 16 columns (kgen/wkv7/tile_copier.cuh); no w if it is one row per head.
 //
 // Synchronisation: one block barrier per chunk. Copies by cp.async, kStages - 1 chunks ahead, one group per chunk.
 #pragma once
@@ -36,9 +37,9 @@
 
 namespace kgen::wkv6 {
 
-// A Config has W; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV: features of a head; kColumns:
-// value features of the block; kStages: chunks of inputs in shared memory; kVec: elements per copy. Gradient: of the
-// gradient, where k is r and v is gy.
+// Config: W; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV: features of a head; kColumns: value
+// features of the block; kStages: chunks of inputs in shared memory; kVec: elements per copy. Gradient: whether the
+// gradient is computed; k is then r, and v is gy.
 template <class Config, bool Gradient = false>
 struct SegmentStates {
     using W = typename Config::W;
@@ -58,10 +59,10 @@ struct SegmentStates {
     StepPointer<bf16> k, v;  // v: from the block's first value feature on
     StepPointer<W> w;
     i64 steps;
-    int values;     // value features from the block's first one on
+    int values;     // number of value features from the block's first one on
     float* sums;    // from the block's first value feature on
     float* decays;  // or null
-    float scale;    // of the gradient
+    float scale;    // for the gradient
 
     KGEN_DEVICE void operator()() const {
         const int chunks = static_cast<int>(ceil_div(max(steps, i64{0}), i64{kChunk}));
@@ -101,13 +102,14 @@ private:
     }
     // The first step of the lane's four in a block of 16.
     static KGEN_DEVICE int own_step() { return 4 * mma_lane().q; }
-    // The row of 8 elements whose address a lane passes to ldmatrix, for four matrices: of steps 4q and 4q + 1, or with
-    // `late` 4q + 2 and 4q + 3, and of the first or the second 8 columns.
+    // The row of 8 elements whose address a lane passes to ldmatrix, for four matrices. Rows are steps 4q and 4q + 1,
+    // or with `late` 4q + 2 and 4q + 3, columns the first or the second 8.
     static KGEN_DEVICE int matrix_row(int late, int columns) {
         const int row = lane_id() % 8;
         return Tile::offset(row / 2 * 4 + row % 2 + 2 * late, columns);
     }
-    // Operand A^T of a tile: rows are keys. B: two operands, columns are value features. Steps are in the lanes' order.
+    // load_keys: operand A^T of a tile, whose rows are keys. load_values: two operands B, whose columns are value
+    // features. Steps are in the lanes' order.
     static KGEN_DEVICE void load_keys(u32 (&pairs)[4], const u16* tile) {
         const int matrix = lane_id() / 8;
         ldmatrix<4, true>(pairs, reinterpret_cast<const bf16*>(tile) + matrix_row(matrix / 2, matrix % 2));
@@ -131,7 +133,7 @@ private:
               w({segment.w.first + (Config::kPerStep ? 16 * warp() : 0), segment.w.stride}),
               of(segment) {}
 
-        // Chunks come one after the other.
+        // Starts the copies of a chunk; called for one chunk after the other.
         KGEN_DEVICE void start(int chunk) {
             u16* stage = stage_of(chunk);
             const int keys = Config::kK - 16 * warp();
@@ -157,12 +159,12 @@ private:
         }
     };
 
-    // By which the lane's rows of k are multiplied, keys g and g + 8, and the products of a chunk's decays.
+    // The factors of the lane's rows of k, for keys g and g + 8, and the products of a chunk's decays.
     struct Factors {
         float row[kBlocks][2][4], chunk[2];
-        float before[2];  // of the gradient: scale times the decays of earlier chunks
+        float before[2];  // for the gradient: scale times the decays of earlier chunks
 
-        // w [K], the same at all steps.
+        // Sets the factors from w [K], which is the same for all steps.
         KGEN_DEVICE void of_head(const W* w, int key) {
             float decay[kBlocks][2][4];
 #pragma unroll
@@ -174,7 +176,7 @@ private:
             multiply(decay);
         }
 
-        // The same, of a last chunk of `left` steps, after those before it.
+        // The same for a last chunk of `left` steps, after all other chunks.
         KGEN_DEVICE void shorten(const W* w, int key, int left) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -185,7 +187,7 @@ private:
             }
         }
 
-        // Of the gradient: to the next chunk.
+        // For the gradient: goes to the next chunk.
         KGEN_DEVICE void advance() {
             if constexpr (Config::kPerStep) {
 #pragma unroll
@@ -196,7 +198,7 @@ private:
             }
         }
 
-        // tile: the warp's first tile of w in a stage, of `left` steps.
+        // Sets the factors from w per step. tile: the warp's first tile of w in a stage, of `left` steps.
         KGEN_DEVICE void of_steps(const u16* tile, int left) {
             float decay[kBlocks][2][4];
 #pragma unroll
@@ -237,7 +239,7 @@ private:
             return key < Config::kK ? decay_of<Config::kForm>(to_float(w[key])) : 1.0f;
         }
 
-        // From the decays of the lane's steps.
+        // Sets the factors from the decays of the lane's steps.
         KGEN_DEVICE void multiply(const float (&decay)[kBlocks][2][4]) {
             const int q = mma_lane().q;
 #pragma unroll
@@ -252,14 +254,14 @@ private:
                     const float others = shfl_xor(pair, 2);
                     float(&f)[4] = row[block][half];
                     if constexpr (Gradient) {
-                        // Of earlier steps, in the order of those below.
+                        // Decays of earlier steps, in the mirrored order of the branch below.
                         float earlier = before[half] * chunk[half];
                         earlier = q & 2 ? earlier * others : earlier;
                         f[0] = q & 1 ? earlier * neighbour : earlier;
 #pragma unroll
                         for (int i = 1; i < 4; ++i) f[i] = f[i - 1] * d[i - 1];
                     } else {
-                        // Of later steps: all lanes' of later blocks, then those of later lanes of this one.
+                        // Decays of later steps: those of later blocks, then those of later lanes in this block.
                         float later = q & 2 ? chunk[half] : chunk[half] * others;
                         later = q & 1 ? later : later * neighbour;
                         f[3] = later;

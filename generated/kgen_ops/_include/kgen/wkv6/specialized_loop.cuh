@@ -1,30 +1,31 @@
-// wkv5 and wkv6 forward by warps of two roles, in chunks of 16 steps; bf16 operands (mma, sm_80).
+// wkv5 and wkv6 forward by producer and consumer warps, in chunks of 16 steps; bf16 operands (mma, sm_80).
 //
 // Producer warps (row_producer.cuh) compute what does not depend on the state, once per head and up to kRowWarps chunks
-// ahead. A consumer warp has 16 value features of the state in registers. With the rows and scores of a chunk:
+// ahead. Each consumer warp holds 16 value features of the state in registers. From the rows and scores of a chunk it
+// computes:
 //
 //     y  = R S + scores V        scores: R K^T below the diagonal, sum_k r u k on it
 //     S  = diag(P) S + K^T V     K is decayed to the end of the chunk
 //
-// Only these products are serial in time. Scores, and the state that R reads, have a high and a low term, and so do rows
-// R if kRTerms is 2; other rows and V are bf16 operands, and sums are fp32.
+// Only these products are serial in time. The scores and the state that R reads have a high and a low term, and so do
+// rows R if kRTerms is 2. Other rows and V are bf16 operands. Sums are fp32.
 //
-// NaN and Inf: as in chunk_mma.cuh. Where an output is not finite the block computes its sequence again, step by step.
+// NaN and Inf: as in chunk_mma.cuh. If an output is not finite, the block computes its sequence again, step by step.
 //
-// Layout: S and y are transposed accumulators, whose rows are value features, so that S is operand A as it is.
+// Layout: S and y are transposed accumulators: their rows are value features, so that S is an operand A as it is.
 //
 // Shared memory: that of the producers; bf16 v[kWarps][kStages][16][16], a ring of chunks for each consumer warp, or
-// with kRowCopies v[kStages][16][16 kWarps], rows padded to 16, 64 or 128, one for all.
+// with kRowCopies one ring for all, v[kStages][16][16 kWarps], with rows padded to 16, 64 or 128.
 //
 // Synchronisation: one block barrier per chunk. Between two barriers consumers read chunk n, and each producer writes a
 // part of one of the chunks n + 1 to n + kRowWarps. The inputs come by cp.async, kStages - 1 chunks or parts ahead, to
-// the warps that read them; with kRowCopies consumers copy rows of v for each other, which are there before the barrier
-// that begins the chunk, and producers whole rows of their next chunk (row_copier.cuh).
+// the warps that read them. With kRowCopies consumers copy rows of v for each other, which arrive before the barrier
+// that begins the chunk, and producers copy whole rows of their next chunk (row_copier.cuh).
 //
-// A Config has W and U; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV; kWarps, kRowWarps: of
-// consumers and producers; kStages: chunks of inputs in shared memory; kVec: elements per copy; kPowers: powers of
-// decays from a table; kFixedParts: the producers' parts of a chunk are unrolled; kRTerms: bf16 terms of rows R;
-// kRowCopies: copies are of whole rows.
+// Config: W and U; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV; kWarps, kRowWarps: numbers of
+// consumer and producer warps; kStages: chunks of inputs in shared memory; kVec: elements per copy; kPowers: powers of
+// decays come from a table; kFixedParts: the producers' parts of a chunk are unrolled; kRTerms: bf16 terms of rows R;
+// kRowCopies: whole rows are copied.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -66,8 +67,8 @@ struct SpecializedLoop {
         (*this)([](RecurrenceStates&) {}, [&] { run_steps(states); });
     }
 
-    // The same, with again() by all threads where an output of the block is not finite. Every thread calls wait() with
-    // the states, once, before what it reads of them and before it writes an output.
+    // The same, but all threads call again() if an output of the block is not finite. Every thread calls wait() once,
+    // with the states, before it reads from them and before it writes an output.
     template <class Wait, class Again>
     KGEN_DEVICE void operator()(Wait wait, Again again) const {
         RecurrenceStates first = states;
@@ -80,11 +81,11 @@ struct SpecializedLoop {
             produce_all(warp() - kWarps, chunks);
             wait(first);
         }
-        cp_async_wait_all();  // zeros after the last step, where the state of the steps one by one may lie
+        cp_async_wait_all();  // zeros beyond the last step, to where run_steps may keep its state
         if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite)) again();
     }
 
-    // The steps one by one. begin: RecurrenceStates, or has its members.
+    // Computes the steps one by one. begin: RecurrenceStates, or a type with its members.
     template <class States>
     KGEN_DEVICE void run_steps(const States& begin) const {
         run_step_by_step<bf16, Config::kK, Config::kV, kColumns, kThreads, false, false, false, true>(
@@ -99,7 +100,7 @@ private:
         return dynamic_smem<u16>() + Producer::kBytes / 2 +
                (warp() * kStages + (chunk & (kStages - 1))) * Copier::kElements;
     }
-    // Those of all consumers, with kRowCopies.
+    // The value features of all consumers, with kRowCopies.
     static KGEN_DEVICE u16* value_rows(int chunk) {
         return dynamic_smem<u16>() + Producer::kBytes / 2 + (chunk & (kStages - 1)) * ValueTile::kElements;
     }
@@ -107,11 +108,11 @@ private:
     static KGEN_DEVICE StepPointer<T> pointer(const StepRows<const T>& steps) {
         return {steps.rows, steps.stride};
     }
-    // The end of an interval. Warps of both roles arrive at barriers of their own code.
+    // Ends an interval. It is a named barrier, because the warps of the two roles arrive from different code.
     static KGEN_DEVICE void end_interval() { named_barrier_sync(1, kThreads); }
 
-    // Interval n is that in which consumers read chunk n; the first one is -kRowWarps. Part i of chunk n is written in
-    // interval n - kRowWarps + i.
+    // Consumers read chunk n in interval n; the first interval is -kRowWarps. Part i of chunk n is written in interval
+    // n - kRowWarps + i.
     KGEN_DEVICE void produce_all(int producer, int chunks) const {
         Producer rows_of(buffers(), producer, rows.end, pointer(rows.a), pointer(rows.b),
                          pointer(decay.w), decay.u);
@@ -134,7 +135,7 @@ private:
         }
     }
 
-    // The parts of a chunk from `Part` on, unrolled.
+    // Computes the parts of a chunk from `Part` on, unrolled.
     template <int Part>
     static KGEN_DEVICE void produce_parts(Producer& rows_of, bool there, int& interval, int chunks) {
         if (interval >= chunks) return;
@@ -211,7 +212,7 @@ private:
         for (int segment = 0; segment < from.segments; ++segment) add_segment(from, segment, state);
     }
 
-    // As RecurrenceStates::initial_at does, with all loads of a segment at once.
+    // Does what RecurrenceStates::initial_at does for a segment, with all loads of the segment at once.
     KGEN_DEVICE void add_segment(const RecurrenceStates& from, int segment, State& state) const {
         const MmaLane lane = mma_lane();
         const float* sums = from.segment_sums + segment * from.segment_stride;
@@ -243,7 +244,7 @@ private:
 
     static KGEN_DEVICE void consume(int chunk, int slot, State& state, Sums& y) {
         const Buffers from = buffers();
-        // 1. y: what the chunk's steps read of each other, then of the state, small terms first.
+        // 1. y: the products of the chunk's steps with each other, then with the state, small terms first.
         const Half::A v = values_of(chunk);
 #pragma unroll
         for (int term = 1; term >= 0; --term) {

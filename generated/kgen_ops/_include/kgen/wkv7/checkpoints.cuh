@@ -1,9 +1,9 @@
-// Checkpoints of wkv7's backward pass: S before and G after every chunk of Steps steps, and sums over keys of every
-// step, in workspaces.
+// Checkpoints of wkv7's backward pass in workspaces: S before and G after every chunk of Steps steps, and the sums over
+// keys (sa, gsa) of every step.
 //
-// A chunk is steps c * Steps .. of its sequence; the last one may be shorter. Batch rows have ceil(T / Steps) chunks
-// each. Packed sequences begin anywhere: sequence n has room for one chunk more than begin before it, so that its
-// first one is number first / Steps + n of T / Steps + N.
+// Chunk c has the steps from c * Steps on of its sequence; the last one may be shorter. Each batch row has
+// ceil(T / Steps) chunks. A packed sequence may begin at any step `first`: the first chunk of sequence n has number
+// first / Steps + n, out of T / Steps + N, which leaves some numbers unused.
 #pragma once
 
 #include "kgen/wkv7/decay.cuh"
@@ -22,16 +22,16 @@ KGEN_DEVICE i64 head_chunks(i64 N, i64 T) {
     return Packed ? T / Steps + N : N * ceil_div(T, i64{Steps});
 }
 
-// The chunk that has a number.
+// The chunk of a number.
 struct Chunk {
     i64 n;       // sequence
     Span span;   // of the sequence
-    i64 first;   // step in the sequence
-    int steps;   // none where packed sequences leave room
+    i64 first;   // its first step in the sequence
+    int steps;   // 0 for a number that packed sequences leave unused
 };
 
-// Chunk number `index` of a head. A search among the offsets: first_chunk grows by at least 1 per sequence. Index: i64,
-// or u32, which takes fewer instructions.
+// Chunk number `index` of a head, by binary search among the offsets: first_chunk grows by at least 1 per sequence.
+// Index: i64, or u32, which takes fewer instructions.
 template <int Steps, class Offset, class Index>
 KGEN_DEVICE Chunk chunk_at(const Offset* cu_seqlens, Index index, i64 N, i64 T) {
     constexpr bool kPacked = kPresent<Offset>;
@@ -58,10 +58,10 @@ KGEN_DEVICE Chunk chunk_at(const Offset* cu_seqlens, Index index, i64 N, i64 T) 
     return found;
 }
 
-// What a block of a launch with loops of both directions does; PerHead blocks per head and direction.
+// The role of a block in a launch that runs loops of both directions; each head and direction has PerHead blocks.
 //
-// Blocks of a direction are neighbours, so that most SMs run one loop at a time: their instruction caches do not hold
-// the code of both. Loops backward take longer and come first. Nothing depends on the order.
+// Blocks of one direction have consecutive numbers, so that most SMs run one loop at a time: an instruction cache does
+// not hold the code of both loops. Backward loops take longer and come first. Results do not depend on this order.
 template <int PerHead>
 struct DirectionBlock {
     bool back;

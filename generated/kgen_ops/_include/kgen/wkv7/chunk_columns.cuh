@@ -4,7 +4,8 @@
 //
 //     A_i = a_i P_{i-1}     R_i = r_i P_i     K_j = k_j / P_j     B_j = b_j / P_j
 //
-// a chunk is, S the state before it, G the gradient of the state after it, all [steps x steps] with a causal mask:
+// a chunk is as follows. S is the state before it, G the gradient of the state after it; all [steps x steps] matrices
+// have a causal mask:
 //
 //     forward                                             backward
 //     X = A S + (A K^T) V               j < i             X = B diag(P_16) G + (B R^T) g       i >= j
@@ -12,21 +13,22 @@
 //     y = R S + (R K^T) V + (R B^T) sa  j <= i            gv = K diag(P_16) G + (K R^T) g + (K A^T) gsa
 //     S = diag(P_16) (S + K^T V + B^T sa)                 G = diag(P_16) G + R^T g + A^T gsa
 //
-// So both are one loop: rows `x` and `z` read the state, rows `p` and `q` update it with `first` and c.
+// Both directions are one loop: rows `x` and `z` read the state, rows `p` and `q` update it with `first` and c.
 //
 //                 x    z    p    q    c    first    second
 //     forward     A    R    B    K    v    sa       y
 //     backward    B    K    A    R    g    gsa      gv
 //
-// A clamped decay is at least exp(-0.607), so that 1 / P_j is below exp(9.71): that is why these rows may be formed.
-// P is exp of a sum, so that nothing is divided by it.
+// A clamped decay is at least exp(-0.607), so that 1 / P_j is below exp(9.71); this bound permits these rows. P is the
+// exponential of a sum, and 1 / P that of the negative sum: nothing is divided.
 //
-// Products are TF32; with kSplit they are 3xTF32, and sums of logarithms carry their rounding errors. NaN and Inf: as
-// in kgen/chunked/chunk_mma.cuh, where a result is not finite the block computes its sequence again, step by step.
+// Products are TF32; with kSplit they are 3xTF32, and sums of logarithms carry their rounding errors along. NaN and
+// Inf: as in kgen/chunked/chunk_mma.cuh; if a result is not finite, the block computes its sequence again, step by
+// step.
 //
-// Layout: a block has kColumns = 16 value features per warp of a head's state. A warp has the state, first and second,
-// all transposed, as accumulators, whose rows are its value features; k of a product runs in the order of
-// accumulators' columns.
+// Layout: a block has kColumns value features of a head's state, 16 per warp. A warp holds the state, `first` and
+// `second`, all transposed, as accumulators: their rows are its value features. The dimension k of a product runs in
+// the order of accumulators' columns.
 //
 // Shared memory, K short for the padded keys:
 //
@@ -34,10 +36,10 @@
 //     float R[16][stride], K, A, B; decay[K]
 //     float scores[4][16][24]: x p^T, x q^T, z p^T, z q^T; inverse[warps][16][24]
 //
-// Synchronisation: three block barriers per chunk: when a buffer has arrived, when its rows have their decays, and
-// when the scores are there.
+// Synchronisation: three block barriers per chunk: when a buffer has arrived, when its rows are scaled by decays, and
+// when the scores are stored.
 //
-// A Config has Value and W; kK; kWarps, kStages, buffers; kVec, elements per copy; kSplit.
+// Config: Value and W; kK; kWarps; kStages: number of buffers; kVec: elements per copy; kSplit.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -52,7 +54,7 @@ namespace kgen::wkv7 {
 template <bool Precise>
 class LogDecay {
 public:
-    // One more step, w in the form `clamp`.
+    // Adds one more step, with w in the form `clamp`.
     KGEN_DEVICE void add(float w) {
         if constexpr (Precise) {
             const float term = -kClamp * sigmoid(w);
@@ -63,7 +65,7 @@ public:
             sum_ -= kClamp * fast_div(1.0f, 1.0f + fast_exp(-w));
         }
     }
-    // The product to the power of Sign.
+    // The product of the decays to the power of Sign.
     template <int Sign>
     KGEN_DEVICE float power() const {
         if constexpr (Precise) {
@@ -79,7 +81,7 @@ private:
     float lost_ = 0.0f;
 };
 
-// Second: whether `second` is an output. StateSteps: from one checkpoint to the next.
+// Second: whether `second` is an output. StateSteps: steps from one checkpoint to the next.
 template <class Config, Direction D, bool Second, int StateSteps = 16>
 struct ChunkColumns : ColumnTensors<typename Config::Value, typename Config::W, float, StateSteps> {
     using Tensors = ColumnTensors<typename Config::Value, typename Config::W, float, StateSteps>;
@@ -104,8 +106,8 @@ struct ChunkColumns : ColumnTensors<typename Config::Value, typename Config::W, 
     using State = float[1][kTiles][4];
     using Steps = float[1][2][4];  // of a warp's value features and 16 steps
 
-    // start, end: states [K, V]. Pointers to states and rows begin with the block's first column. A null start is
-    // zero, a null end is not written.
+    // start, end: states [K, V]. Pointers to states and rows begin with the block's first column. A null start means
+    // zeros; a null end is not written.
     KGEN_DEVICE void operator()(const float* start, float* end) const {
         char* shared = dynamic_smem<char>();
         const i64 chunks = ceil_div(steps, i64{kC});
@@ -160,7 +162,8 @@ private:
             }
     }
 
-    // Operand A from rows whose columns are its rows, times a factor; k runs along the rows in pairs.
+    // Operand A from a tile whose columns are the operand's rows, times a factor; k runs along the tile's rows in
+    // pairs.
     template <class T>
     static KGEN_DEVICE typename Ops::A a_columns(const T* tile, int stride, float factor) {
         const MmaLane lane = mma_lane();
@@ -180,7 +183,7 @@ private:
         return found;
     }
 
-    // sums += x rows^T of [16 x 16] scores; only those of a triangle are read.
+    // sums += x rows^T for [16 x 16] scores, of which only one triangle is read.
     static KGEN_DEVICE void multiply_scores(Steps& sums, const typename Ops::A (&x)[1][2],
                                             const float* rows) {
         multiply_group<Ops, 1, 2, 2>(sums, 0, x, [&](int n, int i, typename Ops::B& found) {
@@ -195,14 +198,14 @@ private:
         found[0][1] = Ops::of_sums(sums[0], 1);
     }
 
-    // Whether the state at the outset of a chunk is written.
+    // Whether the state before a chunk, in the loop's order, is stored.
     KGEN_DEVICE bool is_checkpoint(i64 begin) const {
         if constexpr (StateSteps == kC) return true;
         const i64 end = begin + kC;
         return kBack ? end >= steps || end % StateSteps == 0 : begin % StateSteps == 0;
     }
 
-    // The chunk whose first step is `begin`.
+    // Computes the chunk whose first step is `begin`.
     KGEN_DEVICE void run(char* buffer, i64 begin, State& state, float& nonfinite) const {
         const int there = static_cast<int>(min(steps - begin, i64{kC}));
         Value* values_c = reinterpret_cast<Value*>(buffer) + 4 * kC * kKeys + 16 * warp();
@@ -210,11 +213,11 @@ private:
             each_of_state([&](int tile, int i, i64 place, bool used) {
                 if (used) checkpoints[begin / StateSteps * (Config::kK * pitch) + place] = state[0][tile][i];
             });
-        // 1. Rows with their decays.
+        // 1. Rows scaled by decays.
         apply_decays(buffer, there);
         sync_block();
 
-        // 2. Scores, and what the chunk reads of the state.
+        // 2. Scores, and the products that read the state.
         for (int which = warp(); which < (Second ? 4 : 2); which += kWarps) put_scores(which);
         if constexpr (kBack) decay_state(state);
         Steps read = {}, out = {};
@@ -228,7 +231,7 @@ private:
         }
         sync_block();
 
-        // 3. first, second, the state at the other end of the chunk.
+        // 3. `first`, `second`, and the state at the other end of the chunk.
         put_inverse();
         typename Ops::A x[1][2], of_c[1][2];
         of_c[0][0] = a_columns(values_c, kColumns, c_factor);
@@ -279,7 +282,7 @@ private:
             });
     }
 
-    // Half of the threads r and a, the others k and b; a thread has keys.
+    // Half of the threads scale r and a, the others k and b; each thread has all steps of its keys.
     KGEN_DEVICE void apply_decays(const char* buffer, int there) const {
         const Value* values = reinterpret_cast<const Value*>(buffer);
         const W* values_w = reinterpret_cast<const W*>(buffer + kBytesOfValues);
@@ -305,7 +308,7 @@ private:
         }
     }
 
-    // Matrix `which` of the scores, by one warp.
+    // One warp computes matrix `which` of the scores.
     static KGEN_DEVICE void put_scores(int which) {
         const float* readers = which < 2 ? rows_x() : rows_z();
         const float* updates = which % 2 == 0 ? rows_p() : rows_q();
@@ -319,7 +322,7 @@ private:
             multiply_rows(sums, x, updates + 8 * first);
         }
         const MmaLane lane = mma_lane();
-        // Whether a step reads its own update: y_t k_t and b_t, gsa_t and gv_t r_t alone.
+        // Whether a step reads its own update: y_t reads k_t and b_t, gsa_t and gv_t read r_t alone.
         const int own = (kBack ? which % 2 : which / 2) ? 1 : 0;
         const auto reads = [&](int i, int j) { return kBack ? i < j + own : j < i + own; };
 #pragma unroll
@@ -333,7 +336,7 @@ private:
             }
     }
 
-    // (I - x p^T)^-1 by substitution, a lane per column; each warp has its own.
+    // (I - x p^T)^-1 by substitution, with a lane per column; each warp computes it for itself.
     static KGEN_DEVICE void put_inverse() {
         const int column = lane_id() % kC;
         float found[kC];
@@ -357,7 +360,7 @@ private:
             }
     }
 
-    // Through the warp's columns of c in shared memory.
+    // Writes `second` through the warp's columns of c in shared memory.
     KGEN_DEVICE void write_second(Value* tile, i64 begin, int there, const Steps& out,
                                   float& nonfinite) const {
         const MmaLane lane = mma_lane();

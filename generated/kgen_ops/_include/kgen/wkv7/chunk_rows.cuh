@@ -8,28 +8,30 @@
 //     gk_t = (P_15 / P_t) G v_t  + sum_{u >= t} P_u / P_t r_u (g_u . v_t)
 //                                + sum_{u > t} P_{u-1} / P_t a_u (gsa_u . v_t)          gb_t: with sa_t for v_t
 //
-// Sums are by halving (row_scores.cuh): blocks of 16, 8, 4 and 2 steps have a late and an early half; a pair of steps
-// is of the level where they are in different halves. Its factor is the decays from the middle to the late step times
-// those from after the early step to the middle: no quotient is formed, all factors are at most 1.
+// Sums are computed by halving (row_scores.cuh): blocks of 16, 8, 4 and 2 steps have a late and an early half; a pair
+// of steps belongs to the level where they are in different halves. Its factor is the product of the decays from the
+// middle to the late step, times the product of those from after the early step to the middle: no quotient is formed,
+// and all factors are at most 1.
 //
-// gw is the sum over pairs that a step lies between: k_s gk_s + b_s gb_s of a level for the steps after s in the early
-// half, a_u ga_u for those before u in the late half, and r_u gr_u for those and u itself. The parts of S and G count
-// likewise within the chunk, and P_15 sum_v S * G counts for all steps. `ahead` and `back` carry these sums down the
-// levels, from half to half. No difference of sums is formed, so strong decays lose nothing.
+// gw of a step is the sum over the pairs that the step lies between. At each level k_s gk_s + b_s gb_s counts for the
+// steps after s in the early half, a_u ga_u for the steps before u in the late half, and r_u gr_u for the latter and
+// for u itself. The parts of S and G count likewise within the chunk, and P_15 sum_v S * G counts for all steps.
+// `ahead` and `back` carry these sums down the levels, from half to half. No difference of sums is formed, so strong
+// decays lose nothing.
 //
-// Precision: bf16 with operands rounded to TF32; fp16 (kPrecise) with 3xTF32, whose short chains of products are added
-// in fp32. Both lose more than gradients in fp32 may: what k writes into a state, b removes again, and the sums of
-// both are larger than their difference.
+// Precision: bf16 inputs have operands rounded to TF32; fp16 inputs (kPrecise) use 3xTF32, with short chains of
+// products that are added in fp32. Both lose more than gradients in fp32 may: b removes from a state what k wrote into
+// it, and the sums of both are larger than their difference.
 //
-// Layout: a warp has 16 keys. A lane has keys g and g + 8 and the steps of slots 2q, 2q + 1 (half 0) and 8 + 2q, 9 + 2q
-// (half 1): [half][2 * key + step], as accumulators are and as operands A of the levels need them.
+// Layout: each warp has 16 keys. Each lane has keys g and g + 8 and the steps of slots 2q, 2q + 1 (half 0) and 8 + 2q,
+// 9 + 2q (half 1): [half][2 * key + step], the order of accumulators and of operands A of the levels.
 //
-// Shared memory: RowScoreBuffers; Value inputs[warps][5][16][16]: r, k, a, b, w of a warp, then its results.
+// Shared memory: RowScoreBuffers; Value inputs[warps][5][16][16]: r, k, a, b, w of a warp, later its results.
 //
-// Synchronisation: three block barriers, and one more where results are looked at for NaN and Inf: if any is not
-// finite, the block computes its gradients again, step by step.
+// Synchronisation: three block barriers, and one more where results are checked for NaN and Inf. If any is not finite,
+// the block computes its gradients again, step by step.
 //
-// Config and State: RowGradients.
+// Config and State: see RowGradients.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -53,7 +55,7 @@ public:
     static constexpr bool kOpaqueRepeat = false;
     static constexpr bool kPrecise = !kCoarse<Value>;
 
-protected:  // of ChunkRowsLoop, too
+protected:  // ChunkRowsLoop uses these too
     using Base::first_key, Base::steps, Base::gy, Base::r, Base::k, Base::v, Base::a, Base::b, Base::w, Base::sa,
         Base::gsa, Base::state, Base::gradient, Base::gr, Base::gk, Base::ga, Base::gb, Base::gw, Base::scale;
     using Base::kForm, Base::kK, Base::kV, Base::kWarps, Base::write;
@@ -62,7 +64,8 @@ protected:  // of ChunkRowsLoop, too
     using Copier = TileCopier<Value, Config::kVec>;
     using CopierW = TileCopier<W, Config::kVec>;
     static constexpr int kTile = Copier::kElements;
-    // Blocks of 16 value features that are loaded at a time; four of more would spill on sm_120, and beside low terms.
+    // Blocks of 16 value features that are loaded at a time. Four at a time would spill with low terms; without them
+    // they would spill on sm_120 if there are more than four blocks.
     static constexpr int kGroup = Buffers::kBlocks <= (kPrecise ? 2 : 4) ? Buffers::kBlocks : 2;
     using Half = float[4];         // of a lane: [2 * key + step]
     using Steps = float[2][4];     // both halves
@@ -72,15 +75,16 @@ protected:  // of ChunkRowsLoop, too
 public:
     static constexpr int kBytes = Buffers::kBytes + kWarps * 5 * 2 * kTile;
 
-    // Returns whether all is computed. If a gradient is not finite, the block has to take the steps one by one; where
-    // kPrecise, that is left to the caller, or the addresses of all inputs would stay in registers, and others spill.
+    // Returns whether all gradients are finite or have been computed again. With kPrecise the caller has to compute the
+    // steps one by one if it returns false: here, the addresses of all inputs would stay in registers, and others would
+    // spill.
     KGEN_DEVICE bool operator()() const {
         const int warp = thread_rank() / kWarpSize, key = first_key + 16 * warp;
         const Buffers buffers{dynamic_smem<float>()};
         u16* inputs = reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 + warp * 5 * kTile;
         const Scores scores{buffers, warp};
 
-        // 1. Copies of the keys' inputs, the first rows of the states, and the values' rows.
+        // 1. Copies of the keys' inputs, the first rows of the states, and the rows of value features.
         Copier(r, key).start(inputs, steps, kK - key);
         Copier(k, key).start(inputs + kTile, steps, kK - key);
         Copier(a, key).start(inputs + 2 * kTile, steps, kK - key);
@@ -101,8 +105,8 @@ public:
     }
 
 protected:
-    // The results of a chunk: from the values' rows in shared memory, the keys' inputs, and the states' first rows,
-    // which it replaces. Returns NaN if one is not finite. Two block barriers.
+    // Computes the results of a chunk from the rows of value features in shared memory, the keys' inputs, and the
+    // states' first rows, which it overwrites. Returns NaN if a result is not finite. It has two block barriers.
     KGEN_DEVICE float compute(const Scores& scores, u16* inputs, Vec<float, 4> (&rows_s)[kGroup][2],
                               Vec<float, 4> (&rows_g)[kGroup][2], int key) const {
         const Buffers buffers{dynamic_smem<float>()};
@@ -156,7 +160,7 @@ protected:
         Steps d;                          // decays; 1 after the last step
         float near[2][2], wide[2][2];     // [half][key]: decays of the neighbouring block of 2, and of 4 steps
         Steps gr, gk, ga, gb;
-        Steps ahead, back;                // sums for later steps, and for earlier ones, of the block
+        Steps ahead, back;                // sums of the block for later steps, and for earlier ones
 
         KGEN_DEVICE void read(const u16* inputs, int steps) {
             set_flips();
@@ -185,7 +189,8 @@ protected:
                 }
         }
 
-        // The decays from the beginning of a half of kHalf steps to before a step, and from after it to the end.
+        // before: the product of the decays from the beginning of a half of kHalf steps to before a step. behind: the
+        // product from after the step to the end of the half.
         template <int kHalf>
         KGEN_DEVICE float before(int half, int i) const {
             const int key = i / 2;
@@ -204,12 +209,12 @@ protected:
             if constexpr (kHalf >= 16) x *= half == 0 ? all(1, key) : 1.0f;
             return x;
         }
-        // Of all eight steps of a half of the chunk.
+        // The product of the decays of all eight steps of a half of the chunk.
         KGEN_DEVICE float all(int half, int key) const {
             return d[half][2 * key] * d[half][2 * key + 1] * near[half][key] * wide[half][key];
         }
 
-        // The parts that read the states, and the first sums of gw: within the chunk, then across its middle.
+        // Adds the parts that read the states, and the first sums of gw: within the chunk, then across its middle.
         KGEN_DEVICE void add_states(const Steps& by_r, const Steps& by_a, const Steps& by_k,
                                     const Steps& by_b, const float (&both)[2], float scale) {
 #pragma unroll
@@ -230,7 +235,7 @@ protected:
             descend_from_chunk(of(ahead), of(back));
         }
 
-        // r_t with k_t and b_t of the same step: no decays.
+        // Adds r_t with k_t and b_t of the same step: no decays.
         KGEN_DEVICE void add_diagonal(const float* scores) {
 #pragma unroll
             for (int half = 0; half < 2; ++half)
@@ -249,8 +254,8 @@ protected:
                 }
         }
 
-        // Pairs of steps of different halves of blocks of 2 * kHalf steps.
-        // The barrier keeps operands of later levels out of registers.
+        // Adds the pairs of steps in different halves of blocks of 2 * kHalf steps. The barrier keeps operands of later
+        // levels out of registers.
         template <int kHalf>
         KGEN_DEVICE void add_level(const Buffers& buffers) {
             sync_warp();
@@ -322,7 +327,7 @@ protected:
             return [&sums](int half, int i) { return sums[half][i]; };
         }
 
-        // gw by the logarithm of the decay, times the slope of that.
+        // Turns gw with respect to the logarithm of the decay into gw with respect to w.
         KGEN_DEVICE void finish(const u16* inputs) {
             if constexpr (kForm != DecayForm::log) {
                 Words words;
@@ -341,7 +346,7 @@ protected:
             return i % 2 == 0 ? two.x : two.y;
         }
 
-        // Two neighbouring slots of a key, for both keys and halves.
+        // Loads two neighbouring slots of a key, for both keys and halves.
         static KGEN_DEVICE void load(Words& words, const u16* tile) {
             const int lane = lane_id(), row = slot_step(lane % 8 + lane / 16 * 8);
             ldmatrix<4, true>(words, tile + SwizzledTile<bf16, 16>::offset(row, lane / 8 % 2));
@@ -360,7 +365,7 @@ protected:
             if constexpr (kHalf == 8) return at(0, i);
             return flip ? at(1, i) : at(0, i);
         }
-        // The products with low terms.
+        // Adds the products with low terms.
         static KGEN_DEVICE void multiply_low(Half& sums, const u32 (&first)[4], const u32 (&second)[4],
                                              const u32 (&low_first)[4], const u32 (&low_second)[4],
                                              const Four* part) {
@@ -374,7 +379,7 @@ protected:
         }
     };
 
-    // The high term of an operand; kPrecise: `low` becomes the other one.
+    // The high term of an operand; with kPrecise, `low` becomes the low term.
     static KGEN_DEVICE u32 high_term(float x, u32& low) {
         if constexpr (kPrecise) {
             u32 high;
@@ -385,7 +390,7 @@ protected:
         }
     }
 
-    // Four value features of keys g and g + 8, of kGroup blocks of 16 from block `group` on.
+    // Loads four value features of keys g and g + 8, of kGroup blocks of 16 from block `group` on.
     static KGEN_DEVICE void load_group(Vec<float, 4> (&rows)[kGroup][2], const State* of, int key,
                                        int group) {
         const MmaLane lane = mma_lane();
@@ -434,7 +439,7 @@ protected:
         }
     }
 
-    // One block of 16 value features, in two terms.
+    // Adds the products of one block of 16 value features, in two terms.
     static KGEN_DEVICE void multiply_precisely(const Scores& scores, const Four (&rows_s)[2],
                                                const Four (&rows_g)[2], int block, Steps& by_r,
                                                Steps& by_a, Steps& by_k, Steps& by_b,
@@ -457,7 +462,7 @@ protected:
         }
     }
 
-    // An element of a state, rounded to TF32. bf16 is exact.
+    // An element of a state, rounded to TF32. States of 16 bits are exact.
     static KGEN_DEVICE float as_operand(float x) {
         if constexpr (sizeof(State) == 2) return x;
         return bit_cast<float>(near_tf32(x));
@@ -468,7 +473,7 @@ protected:
         Scores::template multiply<1>(sums, a[0], a[1], b);
     }
 
-    // A result of 16 keys and steps, to a tile of the warp.
+    // Stores a result of 16 keys and steps in a tile of the warp.
     template <class T>
     static KGEN_DEVICE void put_words(u16* tile, const T (&x)[2][4]) {
         const MmaLane lane = mma_lane();

@@ -1,17 +1,18 @@
-// The gradients of chunk_rows.cuh by blocks that walk through several chunks of a head.
+// The gradients of chunk_rows.cuh by blocks that compute several chunks of a head, one after the other.
 //
-// While a block computes a chunk, the next one's inputs are on their way: r, k, a, b and w to the second buffer of each
-// warp, the rows of gy, gsa, v and sa to a buffer that every thread reads before it starts the next copies, and the
-// states to L2. Addresses advance by additions. The warps copy whole rows for each other (WholeRowCopier).
+// While a block computes a chunk, the next chunk's inputs are being copied: r, k, a, b and w to the second buffer of
+// each warp, the rows of gy, gsa, v and sa to a buffer that every thread reads before it starts the next copies, and
+// the states to L2. Addresses advance by additions. The warps copy whole rows for each other (WholeRowCopier).
 //
 // Shared memory: that of ChunkRows without its inputs; Value inputs[warps][2][5][16][16] and 32 bytes per warp; 16-byte
 // pieces of gy and v, then of gsa and sa, in the order of the threads that copy them.
 //
-// Synchronisation: that of ChunkRows per chunk; its first barrier lies between the wait for a chunk's copies and their
-// first reader, and between the last reader of a buffer and the copies to it. A thread reads only the staged pieces
-// that it copied. One vote at the end: if a result is not finite, the block takes all steps of its chunks one by one.
+// Synchronisation: that of ChunkRows per chunk. Its first barrier lies between the wait for a chunk's copies and their
+// first reader, and between the last reader of a buffer and the next copies to it. A thread reads only staged pieces
+// that it copied itself. One vote at the end: if a result is not finite, the block computes all steps of its chunks one
+// by one.
 //
-// Config: RowGradients; kRowChunks, chunks of a block; kVec is 8.
+// Config: that of RowGradients, plus kRowChunks: chunks of a block; kVec is 8.
 #pragma once
 
 #include "kgen/wkv7/chunk_rows.cuh"
@@ -28,7 +29,7 @@ class ChunkRowsLoop : public ChunkRows<Config, State> {
         Rows::kTile, Rows::kV, Rows::kWarps, Rows::r, Rows::sa, Rows::state, Rows::steps, Rows::v, Rows::w;
     static_assert(Config::kVec == 8, "a piece of 16 bits is one copy");
 
-    static constexpr int kPieces = 2 * Buffers::kBlocks;   // of eight value features, in a row
+    static constexpr int kPieces = 2 * Buffers::kBlocks;   // pieces of eight value features in a row
     static constexpr int kStaged = 16 * 8 * kPieces;       // elements of a staged tensor
     static constexpr int kInputs = 2 * 5 * kTile + 16;     // 16-bit values of a warp's buffers
     template <class T>
@@ -40,7 +41,8 @@ public:
     using Rows::kThreads;
     static constexpr int kBytes = Buffers::kBytes + kWarps * 2 * kInputs + 12 * kStaged;
 
-    // `count` chunks of a sequence that has `left` steps from the first one on. Returns NaN if a result is not finite.
+    // Computes `count` chunks of a sequence that has `left` steps from the first of them on. Returns NaN if a result is
+    // not finite.
     KGEN_DEVICE float walk(int count, i64 left) {
         const int warp = thread_rank() / kWarpSize, key = first_key + 16 * warp;
         const Buffers buffers{dynamic_smem<float>()};
@@ -75,7 +77,7 @@ public:
 private:
     static KGEN_DEVICE int steps_of(i64 left) { return static_cast<int>(min(left, i64{16})); }
 
-    // Starts the copies of a chunk that has `there` steps, kAhead steps further on, to buffer 0 or 1.
+    // Starts the copies of the chunk that begins kAhead steps further on and has `there` steps, to buffer 0 or 1.
     template <int kAhead>
     KGEN_DEVICE void start(int buffer, int there) const {
         const int width = kK - first_key, rank = thread_rank();
@@ -104,10 +106,10 @@ private:
         }
         cp_async_commit();
     }
-    // Where the first or second four floats of piece i are staged.
+    // The offset at which the first or second four floats of piece i are staged.
     static KGEN_DEVICE int quad(int i, int half) { return half * (kStaged / 2) + 4 * i; }
 
-    // The values' rows, from the pieces that this thread copied.
+    // Stores the rows of value features, from the pieces that this thread copied.
     KGEN_DEVICE void put_values(const Scores& scores) const {
 #pragma unroll
         for (int n = 0; n < ceil_div(16 * kPieces, kThreads); ++n) {
@@ -142,7 +144,7 @@ private:
         }
     }
 
-    // The rows of a state that the block reads, to L2.
+    // Prefetches to L2 the rows of a state that the block reads.
     KGEN_DEVICE void prefetch_state(const State* of) const {
         constexpr int kLine = 128 / sizeof(State);
         const int elements = min(Rows::kKeys, kK - first_key) * kV;
@@ -180,14 +182,14 @@ private:
     static KGEN_DEVICE float* staged_sa() { return staged_gsa() + kStaged; }
 };
 
-// By one block: kKeys keys of a head and kRowChunks chunks in the order of their numbers (checkpoints.cuh).
+// One block computes kKeys keys of a head and kRowChunks chunks in the order of their numbers (checkpoints.cuh).
 template <class Config, class State, bool StepByStep = false, class Offset>
 KGEN_DEVICE void backward_chunk_rows_loop(
     const Offset* cu_seqlens, i64 N, i64 T, i64 H,
     const KeyRowsTensors<typename Config::Value, typename Config::W, State>& x, float scale) {
     using Block = ChunkRowsLoop<Config, State>;
     constexpr int kSteps = Block::kSteps, kKeyBlocks = ceil_div(Config::kK, Block::kKeys);
-    // Opaque, so that the repeat computes its addresses anew instead of keeping others in registers.
+    // Opaque, so that the repetition computes its addresses anew instead of keeping others in registers.
     const u32 zero = static_cast<u32>(H >> 63);
     u32 block = blockIdx.x;
     if constexpr (StepByStep) opaque(block, zero);
@@ -198,7 +200,7 @@ KGEN_DEVICE void backward_chunk_rows_loop(
     float nonfinite = 0.0f;
     while (index < end) {
         const Chunk chunk = chunk_at<kSteps>(cu_seqlens, static_cast<u32>(index), N, T);
-        if (chunk.steps == 0) {  // packed sequences leave room
+        if (chunk.steps == 0) {  // packed sequences leave this number unused
             ++index;
             continue;
         }
@@ -224,7 +226,7 @@ KGEN_DEVICE void backward_chunk_rows_loop(
     }
 }
 
-// By one block: kKeys keys of a head and one chunk, or kRowChunks of them.
+// One block computes kKeys keys of a head and one chunk, or kRowChunks chunks.
 template <class Config, class State = float, class Offset>
 KGEN_DEVICE void backward_chunk_rows(
     const Offset* cu_seqlens, i64 N, i64 T, i64 H,

@@ -1,11 +1,11 @@
-// The outputs of a consumer warp of specialized_loop.cuh: its 16 value features, one chunk of 16 steps after another.
+// The outputs of a consumer warp of specialized_loop.cuh: its 16 value features, chunk after chunk of 16 steps.
 //
 //     ColumnOutput    `second` (y or gv), bf16
-//     SumsOutput      `first` (sa or gsa), fp32, and the state at the outset of each chunk, fp32, bf16, or fp16 with
-//                     scales (scaled_states.cuh)
+//     SumsOutput      `first` (sa or gsa), fp32, and the state before each chunk in the loop's order: fp32, bf16, or
+//                     fp16 with scales (scaled_states.cuh)
 //
-// Layout: sums and states are transposed accumulators, whose rows are value features. Eight lanes store 32 bytes of a
-// row, fp32, or four lanes 32 bytes, 16 bits.
+// Layout: sums and states are transposed accumulators: their rows are value features. 32 bytes of a row are stored by
+// eight lanes in fp32, and by four lanes in 16 bits.
 //
 // Synchronisation: none.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace kgen::wkv7 {
 
-// Elements: that a store may have. `begin`: the step at which the first chunk of the loop begins.
+// Elements: how many elements one store may have. `begin`: the step at which the first chunk of the loop begins.
 template <int Elements, Direction D>
 class ColumnOutput {
     static constexpr bool kQuads = Elements % 4 == 0, kBack = D == Direction::backward;
@@ -76,13 +76,13 @@ private:
     float factor_;
 };
 
-// Keys: of a state; State: its dtype in memory. 16 bits come as four value features per store where Elements allows.
-// StateSteps: from one of them to the next.
+// Keys: number of keys of a state; State: its dtype in memory. 16-bit states are stored four value features at a time
+// where Elements allows it. StateSteps: steps from one stored state to the next.
 template <int Keys, int Elements, Direction D, class State, int StateSteps>
 class SumsOutput {
     static constexpr bool kBack = D == Direction::backward;
     static constexpr bool kPairs = sizeof(State) == 2, kQuads = kPairs && Elements % 4 == 0;
-    static constexpr int kStores = kPairs && !kQuads ? 4 : 1;  // of eight keys by a lane, 16 bits
+    static constexpr int kStores = kPairs && !kQuads ? 4 : 1;  // of a lane, per eight keys of a 16-bit state
 
 public:
     template <class Tensors>
@@ -102,7 +102,7 @@ public:
             stores_[x] = column + own_column() + x / 2 * 8 + x % 2 < to.width;
     }
 
-    // The state at the outset of the next chunk that has one.
+    // Stores the state before the next chunk that has a checkpoint.
     template <int Tiles>
     KGEN_DEVICE void write_state(const float (&state)[Tiles][4]) {
         float factors[2];  // of value features g and g + 8
@@ -128,7 +128,7 @@ public:
         if constexpr (kScaled<State>) scales_ += (kBack ? -1 : 1) * pitch_;
     }
 
-    // The sums over keys of the next chunk.
+    // Stores the sums over keys of the next chunk.
     KGEN_DEVICE void write(const float (&sums)[2][4], float& nonfinite) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -142,7 +142,7 @@ public:
     }
 
 private:
-    // The scales of the lane's two columns, of which the lanes of a group of four have a part each.
+    // Computes and stores the scales of the lane's two columns; the four lanes of a group have a part of each column.
     template <int Tiles>
     KGEN_DEVICE void put_scales(const float (&state)[Tiles][4], float (&factors)[2]) const {
 #pragma unroll
@@ -165,7 +165,8 @@ private:
         }
     }
 
-    // The lane's first key of a tile, and its first value feature. 16 bits: after write_rounded's exchanges.
+    // The lane's first key of a tile, and its first value feature; of a 16-bit state, after the exchanges of
+    // write_rounded.
     static KGEN_DEVICE int own_key() { return kPairs ? mma_lane().g : 2 * mma_lane().q; }
     static KGEN_DEVICE int own_column() {
         return kQuads ? column_of_quad() : kPairs ? 2 * mma_lane().q : mma_lane().g;
@@ -174,7 +175,7 @@ private:
         return 8 * tile + 8 <= Keys || 8 * tile + own_key() + key < Keys;
     }
 
-    // Eight keys, rounded to nearest: rows become keys.
+    // Stores eight keys, rounded to nearest and transposed: rows become keys.
     KGEN_DEVICE void write_rounded(const float (&tile)[4], int number) const {
         u32 pair[2];  // of key g, value features 2q + 8 n
 #pragma unroll

@@ -1,5 +1,5 @@
-// The tensors of a loop over the chunks of a head's columns, and the same recurrence step by step, for inputs whose
-// results are not finite. The names are those of chunk_columns.cuh: c is v, forward, or gy.
+// The tensors of a loop over the chunks of a head's columns, and the same recurrence step by step, for sequences with a
+// result that is not finite. The names are those of chunk_columns.cuh: c is v in forward loops, gy in backward loops.
 //
 // Shared memory of step_by_step: float state[K][Columns].
 #pragma once
@@ -11,21 +11,21 @@
 
 namespace kgen::wkv7 {
 
-// State: dtype of checkpoints; StateSteps: from one to the next.
+// State: dtype of checkpoints; StateSteps: steps from one checkpoint to the next.
 template <class Value, class W, class State = float, int StateSteps = 16>
 struct ColumnTensors {
-    int width;         // of the block's columns
-    i64 steps, pitch;  // of a state's rows
+    int width;         // number of the block's columns
+    i64 steps, pitch;  // pitch: elements from row to row of a state
     StepPointer<Value> r, k, a, b, c;
     StepPointer<W> w;
     float c_factor, second_factor;
-    State* checkpoints;   // the state at the outset of each StateSteps steps, [checkpoints, K, V], or null
+    State* checkpoints;   // the state before each StateSteps steps of the loop, [checkpoints, K, V], or null
     Rows<float> first;    // [steps, V], or null
     Rows<Value> second;
     float* scales = nullptr;  // of the checkpoints, where they have any: [checkpoints, V]
 
-    // The whole sequence once more, a thread per column, the state in shared memory. Outputs: whether it has outputs
-    // for sure; else it may be one of `without_outputs`.
+    // Computes the whole sequence once more, with a thread per column and the state in shared memory. Outputs: whether
+    // the tensors certainly have outputs; if false, they may be those of `without_outputs`.
     template <Direction D, bool Second, int Keys, int Columns, DecayForm Form = DecayForm::clamp, bool Outputs = true>
     KGEN_DEVICE void step_by_step(const float* start, float* end) const {
         constexpr bool kBack = D == Direction::backward;
@@ -63,14 +63,14 @@ struct ColumnTensors {
             for (i64 i = 0; i < Keys; ++i) end[i * pitch + column] = state.at(i);
     }
 
-    // Lets `second` of all steps go to `rows`, and stores nothing else.
+    // Sends `second` of all steps to `rows`, and lets nothing else be stored.
     KGEN_DEVICE void without_outputs(const Rows<Value>& rows) {
         checkpoints = nullptr;
         first = {nullptr, 0, 0, 0};
         second = rows;
     }
 
-    // A column of a checkpoint.
+    // Writes a column of a checkpoint, and its scale.
     KGEN_DEVICE void write_scaled(const ColumnInMemory& state, i64 number, i64 keys, int column) const {
         float largest = 0.0f;
         for (i64 i = 0; i < keys; ++i) largest = fmax(largest, finite_magnitude(state.at(i)));

@@ -1,43 +1,43 @@
-// Rows with their decays, scores and the inverse of a chunk of 16 steps in fp64, any decay; by producer warps.
+// Rows scaled by decays, scores and the inverse of a chunk of 16 steps of wkv7 in fp64, any decay; by producer warps.
 //
 // With D(i, j) the product of the decays of steps i to j, per key, the rows that consumers multiply are
 //
 //     A_t = a_t D(0, t-1)     R_t = r_t D(0, t)     K_s = k_s D(s+1, 15)     B_s = b_s D(s+1, 15)
 //
-// and the scores sums over keys, s < t (for r also s = t, where D is 1):
+// and the scores are sums over keys, for s < t (with r also for s = t, where D is 1):
 //
 //     ab, ak: a_t D(s+1, t-1) b_s, k_s      rb, rk: r_t D(s+1, t) b_s, k_s
 //
-// The chunk is halved down to neighbours. In a block of 2, 4, 8 or 16 steps with the middle m, D(s+1, t) of an early
-// step s and a late step t is D(s+1, m-1) D(m, t), so that no quotient is formed and any decay is exact, 0 and 1 as
-// well. A product of a level has all its early steps as rows and all its late ones as columns; pairs of other blocks
-// are not read.
+// The chunk is halved down to adjacent steps. In a block of 2, 4, 8 or 16 steps with the middle m, D(s+1, t) of an
+// early step s and a late step t is D(s+1, m-1) D(m, t): no quotient is formed, and any decay is exact, 0 and 1 as
+// well. The product of a level has all early steps as rows and all late steps as columns; elements whose two steps lie
+// in different blocks are not read.
 //
 // The inverse is that of the unit triangular matrix I - ab, by substitution in blocks of eight steps.
 //
-// Layout: a producer warp has 16 keys at a time. Lane (g, q) has steps g and 15 - g, of which one is early and the
-// other late at every level, and keys 4q to 4q + 3: operands of all products are a lane's own values.
+// Layout: a producer warp has 16 keys at a time. Lane (g, q) has steps g and 15 - g, one of which is early and the
+// other one late at every level, and keys 4q to 4q + 3: the operands of all products are the lane's own values.
 //
 // Shared memory (F64Tiles): two slots of what consumers read of a chunk
 //
 //     double read[kReads][16][keys + 8]    forward A, backward B and K; keys padded to 16
 //     double update[2][16][keys + 2]       forward K and B, backward R and A
 //     double decay[keys]                   D(0, 15)
-//     double matrix[kMatrices][16][16]     by result and operand, halves of odd rows exchanged: the inverse; forward
-//                                          ak, backward rb, rk, ak
+//     double matrix[kMatrices][16][16]     [step of the result][step of the operand], halves of odd rows exchanged: the
+//                                          inverse; forward ak, backward rb, rk, ak
 //
-// and the producers' own
+// and arrays that only producers read
 //
 //     double partial[key tiles][4 levels][readers][2][32][2]    scores of 16 keys, as accumulators
 //     double diagonal[key tiles][2][16]    of rk and rb
 //     double lower[16][18]                 ab
 //
-// Bank conflicts: none among the loads of consumers.
+// Bank conflicts: the loads of consumers have none.
 //
-// Synchronisation: barrier 1 of the producers, twice per chunk: when the partial scores of all keys are there, and when
-// the sums are. The caller's block barrier ends the chunk.
+// Synchronisation: the producers pass named barrier 1 twice per chunk: when the partial scores of all keys are stored,
+// and when their sums are stored. The caller's block barrier ends the chunk.
 //
-// A Config has Value and W; kK; kForm; kRowWarps, producers; kVec, elements per load.
+// Config: Value and W; kK; kForm; kRowWarps: number of producer warps; kVec: elements per load.
 #pragma once
 
 #include "kgen/primitives/block.cuh"
@@ -72,7 +72,7 @@ struct F64Tiles {
     static KGEN_DEVICE double* update(int number, int which) { return read(number, kReads) + which * kUpdate; }
     static KGEN_DEVICE double* decay(int number) { return update(number, 2); }
     static KGEN_DEVICE double* matrix(int number, int which) { return decay(number) + kKeys + which * kMatrix; }
-    // The element for a step of the result and one of the operand.
+    // The offset of the element for a step of the result and a step of the operand.
     static KGEN_DEVICE int place(int result, int operand) { return 16 * result + (operand ^ 8 * (result & 1)); }
 
     static KGEN_DEVICE double* partial(int tile) { return slot(2) + tile * kPartial; }
@@ -89,19 +89,19 @@ class F64Producer {
     static constexpr int kRowWarps = Config::kRowWarps, kThreads = kRowWarps * kWarpSize;
     static constexpr int kPerWarp = ceil_div(Tiles::kKeyTiles, kRowWarps);  // tiles of 16 keys
     static constexpr int kReaders = Tiles::kReaders;
-    // Inputs of a lane as they are in memory, so that their loads can be on their way.
+    // A lane's inputs as they are in memory, so that their loads can be in flight.
     template <class T>
     struct Raw {
         Vec<T, 4> of[2];
 
-        // From the last of `steps` steps and of the keys where there is none.
+        // Where a step or a key does not exist, loads the last of `steps` steps, or of the keys.
         KGEN_DEVICE void load(const StepPointer<T>& rows, i64 begin, i64 steps, int key) {
 #pragma unroll
             for (int i = 0; i < 2; ++i)
                 of[i] = load_existing<Config::kVec, Config::kK>(
                     rows.first + min(begin + own_step(i), steps - 1) * rows.stride, key);
         }
-        // Zero where there is no step or key.
+        // Converts to double; steps and keys that do not exist become zero.
         KGEN_DEVICE void widen(Both& to, const bool (&there)[2], int key) const {
 #pragma unroll
             for (int i = 0; i < 8; ++i)
@@ -115,7 +115,7 @@ class F64Producer {
     };
 
 public:
-    // warp: of the producers.
+    // warp: number among the producers.
     KGEN_DEVICE explicit F64Producer(int warp) : warp_(warp) {}
 
     // Starts the loads of a chunk.
@@ -133,7 +133,7 @@ public:
         }
     }
 
-    // Puts the chunk that was loaded into a slot, and starts the loads of the next one.
+    // Stores the results of the chunk that was loaded in a slot, and starts the loads of the next chunk.
     template <class Tensors>
     KGEN_DEVICE void put(const Tensors& x, int slot, i64 next) {
         const i64 left = left_;
@@ -152,7 +152,7 @@ public:
 private:
     static KGEN_DEVICE int own_step(int i) { return i == 0 ? mma_lane().g : 15 - mma_lane().g; }
     static KGEN_DEVICE bool is_key(int key) { return Config::kK % 16 == 0 || key < Config::kK; }
-    // Whether step g is late in blocks of 2 << level steps; 15 - g is not, then.
+    // Whether step g is late in blocks of 2 << level steps; step 15 - g is early if step g is late.
     static KGEN_DEVICE bool is_late(int level) { return (mma_lane().g >> level & 1) != 0; }
 
     KGEN_DEVICE void put_tile(const RawTile& raw, int tile, int slot, i64 left) const {
@@ -170,7 +170,7 @@ private:
         for (int i = 0; i < 2; ++i)
 #pragma unroll
             for (int x = 0; x < 4; ++x) {
-                // Under a condition, decays would be computed one after the other.
+                // Without a condition: under one, decays would be computed one after the other.
                 const float decay = decay_of<Config::kForm>(to_float(raw.w.of[i][x]));
                 const float d = there[i] && is_key(key + x) ? decay : 1.0f;
                 if constexpr (Back) r[i][x] *= d;
@@ -222,7 +222,8 @@ private:
         reinterpret_cast<DoublePair*>(to)[1] = {x[2], x[3]};
     }
 
-    // The decays of the sibling of a step's block of 4 or 8 steps; product: those of the block.
+    // Doubles the blocks: `product` becomes the decays of a step's block of 2 or 4 steps, `other` the decays of the
+    // block beside it, with which it forms a block of 4 or 8.
     static KGEN_DEVICE void extend(Both& product, Both& other, int lanes) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -231,7 +232,8 @@ private:
             other[i / 4][i % 4] = shfl_xor(all, lanes);
         }
     }
-    // The decays of the other half of a block: for readers of the late half, writers of the early one.
+    // Multiplies by the decays of the other half of a block: readers (a, r) in the late half, writers (k, b) in the
+    // early half.
     static KGEN_DEVICE void apply(Both& a, Both& r, Both& k, Both& b, const Both& other, int level) {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
@@ -246,7 +248,7 @@ private:
             }
     }
 
-    // Scores of a level, of 16 keys: rows g are writers b, g + 8 writers k.
+    // Scores of a level, over 16 keys: rows g of the product are writers b, rows g + 8 writers k.
     static KGEN_DEVICE void put_level(const Both& a, const Both& r, const Both& k, const Both& b, int tile,
                                       int level) {
         const bool late = is_late(level);
@@ -289,13 +291,13 @@ private:
         }
     }
 
-    // The sums over all keys; zero where nothing is read.
+    // Sums of the scores over all keys; zero for pairs of steps that nothing reads.
     KGEN_DEVICE void put_scores(int slot) const {
 #pragma unroll
         for (int n = 0; n < ceil_div(256, kThreads); ++n) {
             const int i = n * kThreads + warp_ * kWarpSize + lane_id();
             if (256 % kThreads != 0 && i >= 256) break;
-            // 16 lanes have eight columns of two neighbouring rows, which lie in different banks.
+            // 16 lanes have eight columns of two adjacent rows, which lie in different banks.
             const int t = (i & 7) + (i >> 1 & 8), s = (i >> 3 & 1) + (i >> 4 & 14), apart = t ^ s;
             const int level = apart >= 8 ? 3 : apart >= 4 ? 2 : apart >= 2 ? 1 : 0;
             const int row = min(s, 15 - s), column = min(t, 15 - t);
@@ -312,7 +314,7 @@ private:
                     rk += from_r[tile * tile_of_r + to_rk];
                 }
             }
-            // Selected, not under conditions: loads of all scores are on their way together.
+            // Selected, not under conditions: this way the loads of all scores are in flight together.
             ab = s < t ? ab : 0.0;
             ak = s < t ? ak : 0.0;
             rb = s <= t ? rb : 0.0;
@@ -328,10 +330,10 @@ private:
         }
     }
 
-    // The inverse N in blocks of eight steps: the two on the diagonal by substitution, a column by each lane of the
-    // first 16, and N22 ab21 N11.
+    // The inverse N in blocks of eight steps: the two diagonal blocks by substitution, with a column per lane of the
+    // first 16 lanes, and then N22 ab21 N11.
     static KGEN_DEVICE void put_inverse(int slot) {
-        // Opaque, or addresses would be kept in registers throughout the loop, and others spilled.
+        // Opaque: otherwise addresses would stay in registers throughout the loop, and other values would be spilled.
         const int number = opaque(lane_id());
         const int g = number / 4, q = number % 4, column = number % 16, block = column & 8;
         const double *const lower = Tiles::lower(), *const own = lower + (Tiles::kLowerPitch + 1) * block;
@@ -339,7 +341,7 @@ private:
         double found[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) found[i] = own[Tiles::kLowerPitch * i + column % 8];
-        // Each element that is complete is added to all later ones.
+        // Once an element is complete, its products are added to all later ones.
 #pragma unroll
         for (int j = 1; j < 7; ++j)
 #pragma unroll
@@ -360,7 +362,7 @@ private:
         to[0] = sums[0];
         to[kNextColumn] = sums[1];
     }
-    // An element of the inverse; from an even row or column on the next ones lie kNextRow and kNextColumn further.
+    // An element of the inverse. From an even row or column, the next one is kNextRow or kNextColumn elements further.
     static constexpr int kNextRow = Back ? 1 : 16, kNextColumn = Back ? 8 : 1;
     static KGEN_DEVICE double* inverse(int slot, int row, int column) {
         return Tiles::matrix(slot, Tiles::kInverse) + (Back ? Tiles::place(column, row) : Tiles::place(row, column));

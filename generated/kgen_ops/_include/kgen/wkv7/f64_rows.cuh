@@ -9,40 +9,42 @@
 //                                + sum over t > s of D(s+1, t-1) a_t (gsa_t . v_s)
 //     gb_s: the same with sa_s
 //
-// The chunk is halved down to neighbours. In a block of 2, 4, 8 or 16 steps with the middle m, D(s+1, t) of an early
-// step s and a late step t is D(s+1, m-1) D(m, t): no quotient is formed, so that any decay is exact, 0 and 1 as
-// well. What earlier steps of a larger block give a late half is multiplied by the decays of the early half before
-// the block's own pairs are added, so that one accumulator is enough. Neighbours and single steps take fma, all
-// others mma.
+// The chunk is halved down to adjacent steps. In a block of 2, 4, 8 or 16 steps with the middle m, D(s+1, t) of an
+// early step s and a late step t is D(s+1, m-1) D(m, t): no quotient is formed, so that any decay is exact, 0 and 1 as
+// well. The sums that a late half has from earlier steps of a larger block are multiplied by the decays of the early
+// half before the block's own pairs are added, so that one accumulator is enough. Adjacent and single steps use fma,
+// all others mma.
 //
-// gw by the logarithm of the decay of step u is a sum over all pairs of an earlier writer s < u and a reader t >= u
-// (for ga t > u), of S and readers, of writers and G, and of S and G. In each block whose late half has u it gets
-// what the early half gives to readers behind the block, in each one whose early half has u what the late half reads
-// from before the block, and at last what step u itself reads from before it. Only pairs that pass step u are added,
-// each with the decay of u as a factor: nothing is subtracted, and gw is relative to that decay.
+// gw with respect to the logarithm of the decay of step u is a sum over all pairs of an earlier writer s < u and a
+// reader t >= u (for ga t > u), and of S with readers, of writers with G, and of S with G. It is collected block by
+// block: from each block whose late half contains u, what the early half gives to readers after the block; from each
+// block whose early half contains u, what the late half reads from before the block; and at last what step u itself
+// reads from before it. Only pairs that pass step u are added, each with the decay of u as a factor: nothing is
+// subtracted, and gw scales with that decay.
 //
 // Precision: fp64; inputs, S, G, sa, gsa and decays of steps are exact. k gk and b gb may be many times gw, and pairs
 // of steps nearly cancel; in fp32 the errors exceed the bound of gw (decision 0071).
 //
-// Layout: a warp has 16 keys. A lane has keys g and g + 8 and the steps q and 4 + (q ^ 2) of each tile of 8 steps, as
-// columns 2q and 2q + 1 of accumulators: [tile][2 * key + step]. So the four lanes of a key have one step each of steps
-// 0 to 3, of 4 to 7, of 0, 1, 4, 5 and of 2, 3, 6, 7: operands of k = 4 at every level are a lane's own steps.
+// Layout: each warp has 16 keys. Each lane has keys g and g + 8 and the steps q and 4 + (q ^ 2) of each tile of 8
+// steps, as columns 2q and 2q + 1 of accumulators: [tile][2 * key + step]. The four lanes of a key thus have one step
+// each of steps 0 to 3, of 4 to 7, of 0, 1, 4, 5 and of 2, 3, 6, 7: operands of k = 4 at every level are a lane's own
+// steps.
 //
 // Shared memory:
 //
-//     double rows[4][16][kPitch]     gy, gsa, v, sa; value features padded to 16; pairs of columns swizzled. Then
+//     double rows[4][16][kPitch]     gy, gsa, v, sa; value features padded to 16; pairs of columns swizzled. Later
 //                                    results in fp32 [5][16][kKeys + 8]
 //     double scores[4][16][20]       rows late steps, columns early ones, and a zero; rk, rb, ak, ab
 //     double keys[5][16][kKeys + 4]  r * decay, k, a, b, decay
-//     void*  targets[6]              where results begin; steps and the first key
+//     void*  targets[6]              addresses of the results; steps and the first key
 //     float  floats[2][16][kKeys + 4]  r, d log(decay) / dw
 //
 // Bank conflicts: none among loads of operands.
 //
-// Synchronisation: three block barriers, and one more where results are looked at for NaN and Inf: if any is not
-// finite, the block computes its gradients again, step by step.
+// Synchronisation: three block barriers, and one more where results are checked for NaN and Inf. If any is not finite,
+// the block computes its gradients again, step by step.
 //
-// Config: RowGradients.
+// Config: see RowGradients.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -84,7 +86,7 @@ private:
     enum Float { kFloatR, kFloatSlope, kFloats };
     static constexpr int kBlocks = ceil_div(kV, 16), kPitch = 16 * kBlocks;
     static constexpr int kRows = kSteps * kPitch, kScorePitch = 20, kMatrix = kSteps * kScorePitch;
-    static constexpr int kZero = 16;  // of each matrix of scores, behind its first row
+    static constexpr int kZero = 16;  // of each matrix of scores, after its first row
     static constexpr int kKeyPitch = kKeys + 4, kKeyRows = kSteps * kKeyPitch;
     static constexpr int kResultPitch = kKeys + 8, kResult = kSteps * kResultPitch;
     static constexpr int kRowDoubles = max(4 * kRows, kInputs * kResult / 2);
@@ -93,7 +95,7 @@ private:
 public:
     static constexpr int kBytes = 8 * (kRowDoubles + 4 * kMatrix + kInputs * kKeyRows + 6) + 4 * kFloats * kKeyRows;
 
-    // Returns whether all is computed; else the caller has to take the steps one by one.
+    // Returns whether all gradients are finite. If not, the caller has to compute the steps one by one.
     KGEN_DEVICE bool operator()() const {
         const int warp = thread_rank() / kWarpSize, key = 16 * warp;  // of the block
         // 1. The chunk's inputs.
@@ -119,7 +121,7 @@ public:
         put_scores(warp);
         sync_block();
 
-        // 3. Gradients. Barriers keep operands out of registers until they are needed.
+        // 3. Gradients. Barriers keep the compiler from loading operands before they are needed.
         Steps of_w;
         const Places of(key);
         float nonfinite = 0.0f;
@@ -153,14 +155,14 @@ private:
         return reinterpret_cast<float*>(keys_of(kInputs) + 6) + which * kKeyRows;
     }
 
-    // A lane's steps of a tile, and the step in column `column`.
+    // A lane's step i of a tile, and the step in column `column`.
     static KGEN_DEVICE int own_step(int i) { return i == 0 ? mma_lane().q : 4 + (mma_lane().q ^ 2); }
     static KGEN_DEVICE int step_of(int column) { return column % 2 == 0 ? column / 2 : 4 + (column / 2 ^ 2); }
     static KGEN_DEVICE bool is_odd() { return (mma_lane().q & 1) != 0; }
     // Whether element i of a lane is in the late pair of its four steps.
     static KGEN_DEVICE bool is_late(int i) { return ((mma_lane().q & 2) != 0) == (i == 0); }
 
-    // Where a lane's steps lie in inputs: its own ones, and their neighbours.
+    // Offsets of a lane's steps in inputs: of its own steps, and of the adjacent step of each.
     struct Places {
         int own[2], next[2];
 
@@ -183,11 +185,11 @@ private:
         }
     };
 
-    // Columns of rows: pairs of a run of four change places in steps 4 to 7 of a tile, so that a quarter of a warp
-    // reads all banks.
+    // Columns of rows: in steps 4 to 7 of a tile the two pairs of a run of four are exchanged, so that a quarter of a
+    // warp reads all banks.
     static KGEN_DEVICE int row_place(int step, int column) { return step * kPitch + (column ^ (step & 4) / 2); }
 
-    // Inputs of a thread as they are in memory: the loads of all are on their way together.
+    // A thread's inputs as they are in memory, so that all loads are in flight together.
     struct RawRows {
         Vec<Value, 4> gy, v;
         Four gsa, sa;
@@ -200,7 +202,7 @@ private:
     static constexpr int kRowTurns = ceil_div(kSteps * kRowQuads, kThreads);
     static constexpr int kKeyTurns = ceil_div(kSteps * kKeyQuads, kThreads);
 
-    // i: of quads of columns, step by step. Of those behind the last step the last one is loaded.
+    // i: number of a quad of columns, counted step by step. Beyond the last step, the last step is loaded.
     KGEN_DEVICE void load_rows(RawRows& to, int i) const {
         const int step = min(i / kRowQuads, steps - 1), column = i % kRowQuads * 4;
         to.gy = load_existing<Config::kVec, kV>(gy.first + step * gy.stride, column);
@@ -224,7 +226,7 @@ private:
         *reinterpret_cast<Pair*>(to + row_place(step, column)) = {factor * x[0], factor * x[1]};
         *reinterpret_cast<Pair*>(to + row_place(step, column + 2)) = {factor * x[2], factor * x[3]};
     }
-    // The first `width` elements; zeros.
+    // The first `width` elements, then zeros.
     template <class T>
     static KGEN_DEVICE Four existing(const Vec<T, 4>& from, int width) {
         Four x;
@@ -233,7 +235,7 @@ private:
         return x;
     }
 
-    // Four keys of a step by a thread.
+    // Loads four keys of a step.
     KGEN_DEVICE void load_keys(RawKeys& to, int i) const {
         const int step = min(i / kKeyQuads, steps - 1), key = first_key + i % kKeyQuads * 4;
         to.r = load_existing<Config::kVec, kK>(r.first + step * r.stride, key);
@@ -270,7 +272,7 @@ private:
         pairs[0] = {product[0], product[1]};
         pairs[1] = {product[2], product[3]};
     }
-    // d, and d log(d) / dw: a finite number where w is one.
+    // d, and d log(d) / dw, which is finite if w is.
     struct LogDecaySlope {
         float decay, slope;
     };
@@ -313,7 +315,7 @@ private:
 #pragma unroll
             for (int lanes = 1; lanes <= 2; lanes *= 2) both[half] += shfl_xor(both[half], lanes);
     }
-    // Four value features of keys g and g + 8 of both states.
+    // Loads four value features of keys g and g + 8 of both states.
     KGEN_DEVICE void load_states(Four (&of_s)[2], Four (&of_g)[2], int key, int block) const {
         const MmaLane lane = mma_lane();
         const int column = 16 * block + 4 * lane.q;
@@ -324,7 +326,7 @@ private:
             of_g[half] = load_existing<kStateVec, kV>(gradient + row * kV, column);
         }
     }
-    // The lane's part of a tile of 8 steps of a row, 16 value features.
+    // Loads the lane's part of a tile of 8 steps of a tensor, 16 value features.
     static KGEN_DEVICE void load_row(double (&found)[4], int tensor, int tile, int block) {
         const MmaLane lane = mma_lane();
         const int step = 8 * tile + step_of(lane.g), column = 16 * block + 4 * lane.q;
@@ -339,7 +341,7 @@ private:
         mma_f64(sums, x, y);
     }
 
-    // A matrix of scores by a warp; with eight warps two share one.
+    // Computes the matrices of scores, one at a time per warp; of eight warps, two share a matrix.
     static KGEN_DEVICE void put_scores(int warp) {
         constexpr int kTiles = kWarps == 8 ? 1 : 2;
         const MmaLane lane = mma_lane();
@@ -369,11 +371,11 @@ private:
         return scores_of(which)[late * kScorePitch + early];
     }
 
-    // Where a lane's element of operand B lies in a matrix of scores.
+    // The offset of a lane's element of operand B in a matrix of scores.
     static KGEN_DEVICE int score_place(int late, int early) { return late * kScorePitch + early; }
 
-    // Products of decays of a tile, in blocks of four steps: those before a step, those after it, all, and those of
-    // the other pair.
+    // Products of the decays of a tile, within blocks of four steps: of the steps before a step, of those after it, of
+    // all four, and of the other pair.
     struct Decays {
         Tile before, behind, four, others;
 
@@ -390,17 +392,17 @@ private:
                 four[x] = pair * others[x];
             }
         }
-        // Of all eight steps.
+        // The product over all eight steps.
         KGEN_DEVICE double eight(int half) const { return four[2 * half] * four[2 * half + 1]; }
     };
 
-    // Sums of gw for the other half of a block, over the four lanes of a key.
+    // Sum over the four lanes of a key, which gw of the other half of a block gets.
     static KGEN_DEVICE double lanes_all(double x) {
         x += shfl_xor(x, 1);
         return x + shfl_xor(x, 2);
     }
 
-    // S and G themselves; what S gives to the late tile and G to the early one; pairs of both tiles.
+    // Adds S * G itself, what S gives to the late tile and G to the early one, and the pairs of steps of both tiles.
     static KGEN_DEVICE void sum_states(const Places& of, Steps& by_r, Steps& by_a, Steps& by_k, Steps& by_b,
                                        const double (&both)[2], Steps& of_w) {
         TwoK r_late, a_late, k_early, b_early;
@@ -474,8 +476,8 @@ private:
         mma_f64(by_b[0], a_late, of_score[kAB]);
     }
 
-    // What early steps write, late ones read: scores at `reads`; and the reverse. A lane whose pair of steps is of
-    // another level reads zeros.
+    // Adds the pairs of a level: late steps get what early steps write, by the scores at `reads`, and early steps what
+    // late steps read, by the scores at `writes`. A lane whose pair of steps belongs to another level reads zeros.
     static KGEN_DEVICE void multiply_pairs(Tile& by_r, Tile& by_a, Tile& by_k, Tile& by_b, const OneK& r_late,
                                            const OneK& a_late, const OneK& k_early, const OneK& b_early,
                                            int reads, bool is_reader, int writes, bool is_writer) {
@@ -495,7 +497,7 @@ private:
         mma_f64(sums, x, only);
     }
 
-    // The same for both halves of a tile.
+    // Adds the same sums and pairs for the two halves of a tile.
     static KGEN_DEVICE void sum_halves(const Decays& decays, const Places& of, int tile, Tile& by_r, Tile& by_a,
                                        Tile& by_k, Tile& by_b, Tile& of_w) {
         OneK r_late, a_late, k_early, b_early;
@@ -521,7 +523,8 @@ private:
                        score_place(8 * tile + own_step(1), 8 * tile + row), !column_is_late);
     }
 
-    // The same for both pairs of each four steps of a tile. A lane has a step of an early pair and one of a late pair.
+    // The same for the two pairs of each four steps of a tile. A lane has a step of an early pair and one of a late
+    // pair.
     static KGEN_DEVICE void sum_fours(const Decays& decays, const Places& of, int tile, Tile& by_r, Tile& by_a,
                                       Tile& by_k, Tile& by_b, Tile& of_w) {
         OneK r_late, a_late, k_early, b_early;
@@ -532,7 +535,7 @@ private:
             const double other = of.neighbour(kInputD, tile, x);
             const double first = of(late ? kInputRD : kInputK, tile, x), second = of(late ? kInputA : kInputB, tile, x);
             const double factor = late ? decays.before[x] : decays.behind[x];
-            // Readers of a late pair, writers of an early one.
+            // The step of a late pair is a reader (r, a), the step of an early pair a writer (k, b).
             double by_first = late ? by_r[x] : by_k[x], by_second = late ? by_a[x] : by_b[x];
             double sum = factor * (first * by_first + second * by_second);
             sum += shfl_xor(sum, 1);
@@ -565,8 +568,8 @@ private:
                        score_place(8 * tile + late, 8 * tile + row), is_writer);
     }
 
-    // Neighbours of a pair, steps themselves, and gw by w. Odd steps read what even ones write. Returns NaN if a result
-    // is not finite, else 0.
+    // Adds the pairs of adjacent steps and of single steps, and completes gw with respect to w. Odd steps read what
+    // even steps write. Returns NaN if a result is not finite, else 0.
     static KGEN_DEVICE float sum_neighbours(const Places& of, int tile, Tile& by_r, Tile& by_a, Tile& by_k, Tile& by_b,
                                             Tile& of_w) {
         float nonfinite = 0.0f;
@@ -575,7 +578,8 @@ private:
         for (int x = 0; x < 4; ++x) {
             const double d = of(kInputD, tile, x), other = of.neighbour(kInputD, tile, x);
             double by_first = odd ? by_r[x] : by_k[x], by_second = odd ? by_a[x] : by_b[x];
-            // gw of the neighbour: readers of what lies before the pair, writers of what lies behind it.
+            // gw of the adjacent step: an odd reader of what lies before the pair, or an even writer for what lies
+            // after it.
             const double sum = of(odd ? kInputRD : kInputK, tile, x) * by_first +
                                of(odd ? kInputA : kInputB, tile, x) * by_second;
             double its_w = of_w[x] + shfl_xor(other * sum, 1);
@@ -602,7 +606,7 @@ private:
         return nonfinite;
     }
 
-    // In place of the rows.
+    // Stores the results in place of the rows.
     static KGEN_DEVICE void put_results(int key, int tile, const Tile& by_r, const Tile& by_a, const Tile& by_k,
                                         const Tile& by_b, const Tile& of_w) {
 #pragma unroll
@@ -617,7 +621,7 @@ private:
         }
     }
     static KGEN_DEVICE float* results_of(int input) { return dynamic_smem<float>() + input * kResult; }
-    // Where results begin, in shared memory: in registers the addresses would be spilled.
+    // Stores the addresses of the results in shared memory: in registers they would be spilled.
     KGEN_DEVICE void put_targets() const {
         target<Value>(kInputRD) = gr.first;
         target<Value>(kInputK) = gk.first;

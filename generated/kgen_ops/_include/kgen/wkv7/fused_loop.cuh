@@ -1,22 +1,22 @@
-// All gradients of wkv7 by one loop over chunks of 32 steps from the last to the first; bf16 operands (wgmma, sm_90a),
-// decays of the form clamp alone, up to 64 keys and value features. A block has a head; the states before all chunks
-// and sa are those of an earlier kernel.
+// All gradients of wkv7 by one loop over chunks of 32 steps, from the last chunk to the first; bf16 operands (wgmma,
+// sm_90a), decays of the form clamp alone, up to 64 keys and value features. A block computes one head of one sequence.
+// An earlier kernel has stored sa and the state before each chunk.
 //
-// Four warpgroups work at once, on two chunks:
+// Four warpgroups work at the same time, on two chunks:
 //
-//     producer    fused_producer.cuh    rows with decays, scores
-//     gradient    fused_gradient.cuh    the inverse, gsa, gv and G, which neither of the others needs in memory
+//     producer    fused_producer.cuh    rows scaled by decays, scores
+//     gradient    fused_gradient.cuh    the inverse, gsa, gv and G, which stays in its registers
 //     late        fused_rows.cuh        gr, ga; half of gw (fused_sums.cuh)
 //     early       fused_rows.cuh        gb, gk; the other half
 //
-// NaN and Inf: where a result is not finite the block computes its sequence again, step by step.
+// NaN and Inf: if a result is not finite, the block computes its sequence again, step by step.
 //
 // Shared memory: FusedTiles, from the next multiple of 1024 bytes on.
 //
-// Synchronisation: named barriers (fused_tiles.cuh). The producer starts the copies of r, k, a, b and w a chunk ahead,
-// and those of v and gy with the chunk's rows.
+// Synchronisation: named barriers (fused_tiles.cuh). The producer starts the copies of r, k, a, b and w one chunk
+// ahead, and the copies of v and gy when it begins the chunk's rows.
 //
-// A Config is that of FusedTensors, and has kFinalState: whether there may be the gradient of a final state.
+// Config: that of FusedTensors, plus kFinalState: whether the gradient of a final state may be given.
 #pragma once
 
 #include "kgen/wkv7/fused_gradient.cuh"
@@ -36,9 +36,10 @@ public:
     static_assert(Config::kForm == DecayForm::clamp, "1 / P has a bound in this form alone");
     static_assert(Config::kK <= Tiles::kColumns && Config::kV <= Tiles::kColumns, "a panel has 64 columns");
 
-    // tensors_of(block, N, T, H): the Tensors of a block. Each warpgroup calls it for itself, with a number that is
-    // opaque: else addresses of all tensors would take registers in all warpgroups. The extents of the repetition are
-    // opaque, too: past empty inline assembly ptxas would find the same products again, and keep them.
+    // tensors_of(block, N, T, H) returns the Tensors of a block. Each warpgroup calls it for itself, with an opaque
+    // block number: otherwise the addresses of all tensors would take registers in all warpgroups. The step-by-step
+    // repetition passes opaque N, T and H as well: with empty inline assembly alone, ptxas would find the same
+    // products again and keep them in registers.
     template <class TensorsOf>
     static KGEN_DEVICE void run(i64 N, i64 T, i64 H, TensorsOf tensors_of) {
         const int group = warpgroup_rank();
@@ -83,7 +84,7 @@ private:
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
             const int slot = Tiles::slot_of(chunk), next = Tiles::slot_of(chunk + 1), steps = order.left(chunk);
-            if (chunk >= 2) named_barrier_sync(kFusedDone + (chunk & 1), 384);  // of the last chunk but one
+            if (chunk >= 2) named_barrier_sync(kFusedDone + (chunk & 1), 384);  // of the chunk before the previous one
             producer.copy_values(chunk, steps);
             cp_async_commit();
             if (chunk + 1 < order.chunks) {
@@ -97,13 +98,13 @@ private:
             producer.multiply(slot, sums);
             typename FusedProducer<Tensors, Config::kVec>::Scores scores;
             producer.round_scores(scores, sums);
-            if (chunk > 0) named_barrier_sync(kFusedConsumed, 256);  // of the chunk before
+            if (chunk > 0) named_barrier_sync(kFusedConsumed, 256);  // of the previous chunk
             producer.put_scores(scores);
             cp_async_wait<1>();
             fence_proxy_async();
             named_barrier_arrive<256>(kFusedFull);
         }
-        named_barrier_sync(kFusedConsumed, 256);  // each arrival has its wait
+        named_barrier_sync(kFusedConsumed, 256);  // each arrival needs a matching wait
         if (order.chunks > 1) named_barrier_sync(kFusedDone + (order.chunks & 1), 384);
         named_barrier_sync(kFusedDone + (order.chunks - 1 & 1), 384);
         cp_async_wait<0>();
@@ -122,7 +123,7 @@ private:
             const int slot = Tiles::slot_of(chunk);
             float gv[4][4];
             named_barrier_sync(kFusedFull, 256);
-            if (chunk > 0) named_barrier_sync(kFusedRead, 384);  // of the chunk before
+            if (chunk > 0) named_barrier_sync(kFusedRead, 384);  // of the previous chunk
             gradient.begin(chunk, sa);
             named_barrier_arrive<384>(kFusedBegun);
             gradient.solve(chunk, slot, gsa, low_gsa, gv);
@@ -139,7 +140,7 @@ private:
         named_barrier_sync(kFusedRead, 384);
     }
 
-    // One copy of the code for both warpgroups. `late`: which it is.
+    // The late and the early warpgroup share this code. `late`: whether the caller is the late one.
     static KGEN_DEVICE void compute(const Tensors& x, bool late, float& nonfinite) {
         const Order order(x.steps);
         if (order.chunks == 0) return;

@@ -1,17 +1,17 @@
-// The producer warpgroup of fused_loop.cuh: rows with decays and scores of a chunk of 32 steps of wkv7, in two bf16
-// terms; chunks from the last to the first. Decays of the form clamp alone.
+// The producer warpgroup of fused_loop.cuh: it computes the rows scaled by decays and the scores of a chunk of 32 steps
+// of wkv7, in two bf16 terms, chunk by chunk from the last to the first. Decays of the form clamp alone.
 //
 //     A_t = a_t P_{t-1}     R_t = scale r_t P_t     K_t = k_t / P_t     B_t = b_t / P_t
 //
 // Scores are one product [R; A] [B; K]^T by wgmma (sm_90a).
 //
-// Rows: a warp has eight steps, of which it copies the inputs itself. A lane has four keys of four steps, as in
+// Rows: each warp has eight steps, whose inputs it copies itself. Each lane has four keys of four steps, as in
 // group_producer.cuh.
 //
-// Steps after the last one have zeros, and decays of 1: G passes them first. 1 / P is below exp(19.5); inputs above
-// 2^99 may give Inf: the loop then computes step by step.
+// Steps beyond the end of the sequence get zeros, and decays of 1, because G passes them before all others. 1 / P is
+// below exp(19.5). Inputs above 2^99 may give Inf; the loop then computes the sequence step by step.
 //
-// Shared memory, barriers: fused_tiles.cuh. All warps call all functions.
+// Shared memory, barriers: fused_tiles.cuh. All warps of the warpgroup call all functions.
 #pragma once
 
 #include "kgen/chunked/chunk_mma.cuh"
@@ -30,8 +30,8 @@ class FusedProducer {
     using W = typename Tensors::W;
     using Tiles = FusedTiles;
     static constexpr int kChunk = Tiles::kChunk, kSteps = 8, kLaneSteps = 4, kLaneKeys = 4;
-    using Words = Vec<u32, 2>;          // of the lane's keys
-    using Keys = Vec<float, kLaneKeys>;  // the same
+    using Words = Vec<u32, 2>;          // the lane's keys, 16 bits each
+    using Keys = Vec<float, kLaneKeys>;  // the same in fp32
     template <class T>
     using Copier = GroupCopier<T, CopyVec, kSteps, kWarpSize, Direction::backward>;
 
@@ -49,7 +49,7 @@ public:
           gy_(x.gy, begin + kSteps * warp, lane_id()),
           w_(x.w, begin + kSteps * warp, lane_id()) {
         const int rank = kWarpSize * warp + lane_id();
-        u32* scores = reinterpret_cast<u32*>(tiles.scores(0));  // those of steps with later ones stay zero
+        u32* scores = reinterpret_cast<u32*>(tiles.scores(0));  // scores of a step with later steps stay zero
         for (int i = rank; i < 2 * Tiles::kSteps; i += 4 * kWarpSize) scores[i] = 0;
         for (int i = rank; i < 3 * Tiles::kBlock; i += 4 * kWarpSize) tiles.triangle(0)[i] = 0.0f;
         u32* low = reinterpret_cast<u32*>(tiles.low_y());
@@ -57,7 +57,8 @@ public:
         if (rank < Tiles::kColumns) tiles.products(0)[rank] = tiles.products(1)[rank] = 1.0f;
     }
 
-    // Start the copies of a chunk: r, k, a, b and w, or v and gy. `left`: its steps.
+    // Start the copies of a chunk: copy_rows copies r, k, a, b and w, copy_values copies v and gy. `left`: the chunk's
+    // steps.
     KGEN_DEVICE void copy_rows(int slot, int left) {
         left = of_warp(left);
         bf16* late = tiles_.late_rows(slot) + first_row();
@@ -74,7 +75,7 @@ public:
         v_.start(tiles_.z(chunk) + first_row() + kSecond, left, Tensors::kV);
     }
 
-    // Lets L2 fetch sa and the state of a whole chunk, which other warpgroups load.
+    // Prefetches to L2 sa and the state of a whole chunk, which other warpgroups load.
     KGEN_DEVICE void prefetch(const Tensors& x, i64 number, i64 first) const {
         constexpr int kLine = 128 / static_cast<int>(sizeof(float)), kState = Tensors::kK * Tensors::kV;
         const int rank = kWarpSize * opaque(warp_) + opaque(lane_id());
@@ -83,13 +84,14 @@ public:
             prefetch_to_l2(x.sa.first + (first + rank / 2) * x.sa.stride + rank % 2 * 32);
     }
 
-    // Rows and decays of a chunk of `left` steps, whose inputs are there for the lane.
+    // Computes the rows and decays of a chunk of `left` steps. The lane's own copies of the inputs have arrived.
     KGEN_DEVICE void put_rows(int chunk, int slot, int left) const {
-        sync_warp();  // for all lanes
+        sync_warp();  // now the copies of all lanes have arrived
         bf16* late = tiles_.late_rows(slot) + first_row();
         bf16* early = tiles_.early_rows(slot) + first_row();
         const OwnKeys own(opaque(lane_id()));
-        // 1. Logarithms of the lane's steps, to the places of their products; their sum, and that of all steps before.
+        // 1. Logarithms of the decays of the lane's steps, stored where the products of these decays go later; the sum
+        // of these logarithms, and the sum over all earlier steps of the chunk.
         float* const products = tiles_.products(chunk) + 64 * (kSteps * warp_ + (own.late ? kLaneSteps : 0));
         const int existing = of_warp(left) - (own.late ? kLaneSteps : 0);
         Keys sum = {}, before, total;
@@ -119,8 +121,9 @@ public:
 #pragma unroll
             for (int x = 0; x < kLaneKeys; ++x) before[x] += earlier[x];
         }
-        // 2. Rows. Inputs of a step are read before anything is written: the compiler does not know that the places
-        // differ. A loop, as code of all warpgroups together has to fit the instruction cache.
+        // 2. Rows. All inputs of a step are read before anything is written, because the compiler does not know that
+        // the addresses differ. The loop is not unrolled, because the code of all warpgroups together has to fit the
+        // instruction cache.
         Keys product;
 #pragma unroll
         for (int x = 0; x < kLaneKeys; ++x) product[x] = fast_exp2(before[x]);
@@ -148,7 +151,7 @@ public:
         named_barrier_sync(kFusedProducers, 128);
     }
 
-    // [R; A] [B; K]^T of a chunk: the warp's rows are those of its eight steps.
+    // [R; A] [B; K]^T of a chunk: each warp computes the rows of its eight steps.
     KGEN_DEVICE void multiply(int slot, float (&sums)[8][4]) const {
         bf16* late = tiles_.late_rows(slot) + first_row();
         u32 x[4][4], low[4][4];
@@ -173,10 +176,11 @@ public:
         wgmma_wait<0>(sums, x, low);
     }
 
-    // The warp's scores: early tile of eight steps; R B^T, R K^T, A K^T of two terms, or A B^T in fp32; words.
+    // The warp's scores. Indices: tile of eight early steps; R B^T, R K^T, A K^T (two terms), or A B^T (fp32); word.
     using Scores = u32[4][4][2];
 
-    // Scores from these products, in registers: those of the chunk before may still be read.
+    // Computes scores from these products, in registers: in shared memory the scores of the previous chunk may still be
+    // read.
     KGEN_DEVICE void round_scores(Scores& scores, const float (&sums)[8][4]) const {
         const int rank = opaque(lane_id()), limit = rank / 4 - 2 * (rank % 4);
 #pragma unroll
@@ -197,7 +201,7 @@ public:
         }
     }
 
-    // To shared memory. Nothing reads those of the chunk before any more.
+    // Writes the scores to shared memory. The scores of the previous chunk are not read any more.
     KGEN_DEVICE void put_scores(const Scores& scores) const {
         const int rank = opaque(lane_id());
         const MmaLane lane{rank / 4, rank % 4};
@@ -220,33 +224,34 @@ public:
     }
 
 private:
-    static constexpr int kSecond = 8 * 64;  // from a row of a pair panel to the other one of its step
+    static constexpr int kSecond = 8 * 64;  // elements from one row of a step in a pair panel to its other row
 
-    // What a lane has of the warp's steps. Functions get it from an opaque lane, lest the compiler keeps all places
-    // in registers from chunk to chunk.
+    // The lane's part of the warp's steps. It is constructed from an opaque lane number: otherwise the compiler keeps
+    // all offsets in registers from chunk to chunk.
     struct OwnKeys {
-        bool late;  // whether it has the last four steps
-        int key;    // its first one
-        int first;  // where its keys of its first step lie, from the warp's first row of a tile on
+        bool late;  // whether the lane has the last four of the warp's eight steps
+        int key;    // its first key
+        int first;  // offset of its keys of its first step from the warp's first row of a tile
 
         KGEN_DEVICE explicit OwnKeys(int lane)
             : late(lane >= 16),
               key(lane % 16 * kLaneKeys),
               first(Tiles::PairPanels::offset(lane / 16 * kLaneSteps, key / 8) + key % 8) {}
-        // The same of a later step.
+        // The same offset for the lane's step s.
         KGEN_DEVICE int place(int s) const { return (first ^ 8 * s) + 64 * s; }
-        // Its inputs of a step, from the warp's first row of a tile on.
+        // The lane's inputs of its step s. `tile`: the warp's first row of a tile.
         KGEN_DEVICE Words words(const bf16* tile, int s) const {
             return *reinterpret_cast<const Words*>(tile + place(s));
         }
-        // Of P through a step, from P before the lane's first one on: Tiles::float_place(4 n + s + 1, key).
+        // Where P through the lane's step s lies: Tiles::float_place(4 n + s + 1, key). `products`: P before the lane's
+        // first step.
         KGEN_DEVICE Keys* product(float* products, int s) const {
             return reinterpret_cast<Keys*>(products + (key ^ (s + 1) % 4 * 8) + 64 * (s + 1));
         }
     };
 
     KGEN_DEVICE int first_row() const { return 64 * 2 * kSteps * opaque(warp_); }
-    // Of `left` steps of a chunk, those of the warp.
+    // How many of a chunk's `left` steps are the warp's.
     KGEN_DEVICE int of_warp(int left) const { return max(min(left - kSteps * warp_, kSteps), 0); }
 
     template <class T>
@@ -255,7 +260,7 @@ private:
         return x % 2 == 0 ? two.x : two.y;
     }
 
-    // The lane's keys of a step: inputs become rows.
+    // Replaces the lane's inputs of a step by rows: inputs times factors, in two terms.
     static KGEN_DEVICE void put_row(bf16* at, const Words& inputs, const Keys& factors) {
         Words words[2];
 #pragma unroll
@@ -270,7 +275,7 @@ private:
         *reinterpret_cast<Words*>(at + Tiles::kPairs) = words[1];
     }
 
-    // Two scores of a row, from columns 8 tile + 2 q on.
+    // Writes two scores of a row, at columns 8 tile + 2 q and the next one.
     static KGEN_DEVICE void put_pair(bf16* row, const MmaLane& lane, int tile, u32 pair) {
         *reinterpret_cast<u32*>(row + (tile ^ lane.g) * 8 + 2 * lane.q) = pair;
     }

@@ -1,14 +1,15 @@
-// The warpgroups of fused_loop.cuh that compute gr and ga (late rows), and gb and gk, of a chunk of 32 steps of wkv7.
+// The two warpgroups of fused_loop.cuh that compute gr and ga (late rows), and gb and gk (early rows), of a chunk of 32
+// steps of wkv7.
 //
-// With E = [R; A], F = [B; K], Y = [gy; gsa], Z = [sa; v], S the state before the chunk, X = diag(P_32) G, and
-// D = Y Z^T where R reads its own and earlier steps, A earlier ones:
+// With E = [R; A], F = [B; K], Y = [gy; gsa], Z = [sa; v], S the state before the chunk, X = diag(P_32) G,
+// and D = Y Z^T with a causal mask (rows of gy keep their own and earlier steps, rows of gsa keep earlier steps):
 //
 //     [gR; gA] = Y S^T + D F        gr_t = scale P_t gR_t     ga_t = P_{t-1} gA_t
 //     [gB; gK] = Z X^T + D^T E      gb_t = gB_t / P_t         gk_t = gK_t / P_t
 //
-// Each warpgroup computes D, or its transpose, for itself: accumulators become operands A. Both execute one copy of the
-// code, as the instruction cache has no room for two. A warp has eight steps. All operands have two terms, but for gy
-// and v, which are bf16.
+// Each warpgroup computes D, or its transpose, for itself, because the accumulators become operands A. Both warpgroups
+// execute the same copy of the code, as the instruction cache has no room for two. Each warp has eight steps. All
+// operands have two terms except gy and v, which are bf16 already.
 //
 // Shared memory, barriers: fused_tiles.cuh.
 #pragma once
@@ -29,11 +30,12 @@ class FusedRows {
     static constexpr int kPairs = Tiles::kPairs, kEach = min(Tensors::kVec, 4);
 
 public:
-    // `late`: whether the warpgroup has late rows.
+    // `late`: whether the warpgroup computes late rows.
     KGEN_DEVICE FusedRows(const Tiles& tiles, int warp, const Tensors& x, bool late)
         : tiles_(tiles), warp_(warp), x_(x), is_late_(late) {}
 
-    // S before a chunk: each of the eight warps has 8 keys, a lane four value features of each 16 of one.
+    // S before a chunk. Each of the eight warps loads 8 keys; each lane loads four of every 16 value features of one
+    // key.
     using Line = float[4][4];
 
     KGEN_DEVICE void load_state(Line& line, i64 number) const {
@@ -52,12 +54,12 @@ public:
         }
     }
 
-    // The same to shared memory, transposed. Lanes 2 and 3 of four give their pairs in the other order: else rows of a
-    // matrix, 16 apart, would share banks.
+    // Writes this state to shared memory, transposed. Lanes 2 and 3 of every four store their two pairs in the other
+    // order: otherwise rows that are 8 apart, which share banks, would meet in one matrix.
     KGEN_DEVICE void put_state(const Line& line) const {
         const int lane = opaque(lane_id()), row = lane % 8;
         const bool swapped = lane % 4 >= 2;
-        // The value feature, of 16, of the row of a matrix whose place the lane gives.
+        // The matrix row whose address the lane gives is this one of 16 value features.
         const int feature = row / 2 * 4 + row % 2 + 2 * (lane / 8 % 2 ^ row / 4);
         bf16* to = tiles_.state() + Tiles::PairPanels::offset(lane / 16 * 16 + feature, first_keys());
 #pragma unroll
@@ -78,7 +80,8 @@ public:
         fence_proxy_async();
     }
 
-    // What the steps have of the state, or of X, and D. Then neither is read any more, nor are Y and Z.
+    // Computes the products of the steps with the state, or with X, and D. The warpgroup then reads S or X, Y and Z no
+    // more.
     KGEN_DEVICE void read(int chunk, float (&sums)[8][4], u32 (&scores)[4][4], u32 (&low_scores)[4][4]) const {
         const int warp = opaque(warp_);
         const int lane = opaque(lane_id());
@@ -101,11 +104,12 @@ public:
         wgmma_commit();
         wgmma_wait<0>(products, sums, own);
         named_barrier_arrive<384>(kFusedRead);
-        // From the step of a lane's column 0 to that of its row g, or the reverse: by how much the reader is later.
+        // How many steps the reader is later, for row g and column 0 of a lane: a row reads columns if late, else a
+        // column reads rows.
         const int sign = late() ? 1 : -1, distance = sign * (8 * warp + lane / 4 - 2 * (lane % 4));
-        const int of_rows = late() ? 1 : 0;  // A reads earlier steps alone: rows, or columns, of the second kind
+        const int of_rows = late() ? 1 : 0;  // A reads only earlier steps: rows, or columns, of the second kind
 #pragma unroll
-        for (int i = 0; i < 4; ++i)  // outside: else ptxas spills
+        for (int i = 0; i < 4; ++i)  // the outer loop: else ptxas spills
 #pragma unroll
             for (int t = 0; t < 4; ++t) {
                 // Rows of the second kind are i % 2 == 1, columns of the second kind i / 2 == 1.
@@ -123,7 +127,7 @@ public:
             }
     }
 
-    // What they have of the chunk's steps.
+    // Adds the products with the rows of the chunk's steps.
     KGEN_DEVICE void add_steps(int slot, float (&sums)[8][4], u32 (&scores)[4][4], u32 (&low_scores)[4][4]) const {
         const bf16* rows = late() ? tiles_.early_rows(slot) : tiles_.late_rows(slot);
         wgmma_fence(sums, scores, low_scores);
@@ -132,7 +136,8 @@ public:
         wgmma_wait<0>(sums, scores, low_scores);
     }
 
-    // The gradients, as pairs, of a lane's tiles; products with their rows go to shared memory.
+    // Turns sums into gradients, as bf16 pairs of a lane's tiles, and writes the sums times their own rows to shared
+    // memory.
     template <bool Late>
     KGEN_DEVICE void finish(int chunk, int slot, const float (&sums)[8][4], u32 (&first)[8], u32 (&second)[8]) const {
         const int warp = opaque(warp_);
@@ -172,7 +177,7 @@ public:
         }
     }
 
-    // Gradients of a chunk of `left` steps from step `begin` on.
+    // Writes the gradients of a chunk of `left` steps from step `begin` on.
     KGEN_DEVICE void write(const Rows<bf16>& to, const u32 (&pairs)[8], i64 begin, int left) const {
         const int warp = opaque(warp_);
         const int rank = opaque(lane_id());
@@ -191,7 +196,7 @@ public:
             }
             return;
         }
-        Vec<u32, 2> quads[4];  // else pairs of both tiles
+        Vec<u32, 2> quads[4];  // unless kVec % 4 == 0, the pairs of both tiles
 #pragma unroll
         for (int t = 0; t < 4; ++t)
             quads[t] = Tensors::kVec % 4 == 0 ? quad_of_pairs(pairs[2 * t], pairs[2 * t + 1])
@@ -210,7 +215,7 @@ public:
         }
     }
 
-    // Four lanes with four words each: word i of lane q becomes word q of lane i.
+    // Transposes the words of four lanes with four words each: word i of lane q becomes word q of lane i.
     static KGEN_DEVICE void transpose_lanes(Vec<u32, 4>& words, int q) {
 #pragma unroll
         for (int distance = 1; distance <= 2; distance *= 2) {
@@ -239,7 +244,7 @@ public:
     }
 
 private:
-    // Opaque, lest the compiler keeps what depends on it in registers from chunk to chunk.
+    // Opaque: otherwise the compiler keeps what depends on it in registers from chunk to chunk.
     KGEN_DEVICE bool late() const { return opaque(is_late_) != 0; }
     KGEN_DEVICE int first_keys() const { return opaque(warp_) + (late() ? 0 : 4); }  // in blocks of 8
 
@@ -247,7 +252,7 @@ private:
     static KGEN_DEVICE Operand at(const Operand& x, int fragment) {
         return M == Major::K ? x.at(0, 16 * fragment) : x.at(16 * fragment, 0);
     }
-    // One term of a fragment of x: in registers, or rows in shared memory.
+    // sums += x y for one term of a fragment of x, which is in registers, or a row operand in shared memory.
     template <Major M>
     static KGEN_DEVICE void multiply(float (&sums)[8][4], const u32 (&x)[4][4], const Operand& y, int fragment) {
         wgmma_m64k16<64, M>(sums, x[fragment], at<M>(y, fragment));
@@ -256,7 +261,7 @@ private:
     static KGEN_DEVICE void multiply(float (&sums)[8][4], const Operand& x, const Operand& y, int fragment) {
         wgmma_m64k16<64, Major::K, M>(sums, x.at(0, 16 * fragment), at<M>(y, fragment));
     }
-    // sums += x y, of two terms each.
+    // sums += x y, where x and y have two terms each.
     template <Major M, class Low>
     static KGEN_DEVICE void multiply(float (&sums)[8][4], const u32 (&x)[4][4], const Low& low_x, const Operand& y,
                                      const Operand& low_y) {

@@ -1,5 +1,5 @@
-// The tensors of a head and sequence of the fused backward loop of wkv7 (fused_loop.cuh), and its gradients by
-// definition, step by step, for sequences where a result is not finite.
+// The tensors of a head and sequence for the fused backward loop of wkv7 (fused_loop.cuh), and all gradients by
+// definition, step by step, for sequences with a result that is not finite.
 //
 // Config: W, of 16 bits; kK, kV, up to 64; kForm: of the decays; kVec: elements per copy.
 //
@@ -28,7 +28,7 @@ struct FusedTensors {
     Rows<W> gw;
     float scale;
 
-    // Whether there are such a key and value feature; a block has 64.
+    // Whether a key, or a value feature, exists; a block computes 64 of each.
     static KGEN_DEVICE bool is_key(int key) { return kK == 64 || key < kK; }
     static KGEN_DEVICE bool is_value(int column) { return kV == 64 || column < kV; }
 
@@ -37,8 +37,8 @@ struct FusedTensors {
         return states[(chunk * kK + key) * kV + column];
     }
 
-    // The definition, by Threads threads: products with zeros of a NaN or Inf of another step do not occur. It takes
-    // hundreds of times as long.
+    // Computes all gradients by definition, with Threads threads. Unlike in the loop, NaN or Inf of one step never
+    // meets the zeros of another step in a product. It takes hundreds of times as long as the loop.
     template <int Threads>
     KGEN_DEVICE void step_by_step() const {
         float* const s = dynamic_smem<float>();

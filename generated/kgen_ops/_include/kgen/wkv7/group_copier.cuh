@@ -1,8 +1,9 @@
-// Asynchronous copies of rows of up to 64 columns to panels in shared memory (wgmma.cuh), 32 steps after the other.
+// Asynchronous copies of rows of up to 64 columns to panels in shared memory (wgmma.cuh), 32 steps at a time.
 //
-// Layout: a panel of bf16, or rows of 64 fp32 without swizzle. What lies beyond the last step or column is zero.
+// Layout: 16-bit elements go to a panel, fp32 to rows of 64 without swizzle. Elements beyond the last step or column
+// are zero.
 //
-// Synchronisation: the caller commits, waits, and synchronises the threads that read with those that copied.
+// Synchronisation: the caller commits and waits, and synchronises the reading threads with the copying threads.
 #pragma once
 
 #include "kgen/primitives/cp_async.cuh"
@@ -13,23 +14,24 @@
 
 namespace kgen::wkv7 {
 
-// Rows of each chunk by Threads threads, chunk after chunk in direction D. Vec: elements per copy, at most 16 bytes.
+// Copies `Rows` rows of each chunk by Threads threads, chunk after chunk in direction D. Vec: elements per copy, at
+// most 16 bytes.
 template <class T, int Vec, int Rows, int Threads, Direction D = Direction::forward>
 class GroupCopier {
     static constexpr int kVec = min(Vec, 16 / static_cast<int>(sizeof(T)));
     static constexpr int kPerRow = GroupTiles::kColumns / kVec, kCopies = Rows * kPerRow / Threads;
-    static constexpr int kSweep = Threads / kPerRow;  // rows of a copy by all threads; 0: parts of rows
-    static constexpr bool kWholeRows = kSweep > 0;  // then a sweep's rows differ in other bits than sweeps do
-    static constexpr int kUnrolled = min(kCopies, kCopies <= 8 ? 4 : 1);  // addresses of more would spill
+    static constexpr int kSweep = Threads / kPerRow;  // rows that all threads copy at once; 0: less than one row
+    static constexpr bool kWholeRows = kSweep > 0;  // row = n * kSweep + rest: n and rest in separate bits
+    static constexpr int kUnrolled = min(kCopies, kCopies <= 8 ? 4 : 1);  // the addresses of more would spill
 
 public:
-    // `rank`: the thread's. The first chunk's rows begin at step `begin`.
+    // `rank`: the thread's number. The rows of the first chunk begin at step `begin`.
     KGEN_DEVICE GroupCopier(const StepPointer<T>& rows, i64 begin, int rank)
         : next_(rows.first + (begin + row(rank)) * rows.stride + column(rank)), stride_(rows.stride), rank_(rank) {}
 
-    // Starts the copies of a chunk's rows, the next chunk's after that. `left` of them and `width` columns exist.
+    // Starts the copies of a chunk's rows, and advances to the next chunk. `left` rows and `width` columns exist.
     KGEN_DEVICE void start(bf16* rows, int left, int width) {
-        // Opaque, else places in panels would take registers all the time; unsigned, else a division costs more.
+        // Opaque: otherwise offsets in panels would stay in registers. Unsigned: a signed division costs more.
         const u32 rank = static_cast<u32>(opaque(rank_));
         const int own = GroupTiles::RowPanels::offset(row(rank), column(rank) / 8) + column(rank) % 8;
 #pragma unroll kUnrolled

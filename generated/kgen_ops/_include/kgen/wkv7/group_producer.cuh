@@ -1,26 +1,28 @@
-// The producer warpgroup of group_loop.cuh: rows with decays and scores of a chunk of 32 steps of wkv7, for all value
-// features of a head; bf16 operands (wgmma, sm_90a), decays of the form clamp alone.
+// The producer warpgroup of group_loop.cuh: it computes the rows scaled by decays and the scores of a chunk of 32 steps
+// of wkv7, for all value features of a head; bf16 operands (wgmma, sm_90a), decays of the form clamp alone.
 //
 //     A_i = a_i P_{i-1}     R_i = r_i P_i     K_j = k_j / P_j     B_j = b_j / P_j
 //
-// as quotient_producer.cuh has them. 1 / P is below exp(19.5).
+// The rows are those of quotient_producer.cuh. 1 / P is below exp(19.5).
 //
-// Scores are those of chunk_producer.cuh, and the triangle A B^T, j < i: one product [A; R] [K; B]^T. Where a Pass does
-// not read R it is [A; A] [K; B]^T, of which half of the warps store A K^T, the others the triangle.
+// Scores are those of chunk_producer.cuh, and the triangle A B^T, j < i. All come from one product [A; R] [K; B]^T. For
+// a Pass that does not read R the product is [A; A] [K; B]^T, of which half of the warps store A K^T, the others the
+// triangle.
 //
-// Rows: a warp has eight steps, of which it copies the inputs itself. A lane has four keys of four steps, reads them
-// from where it writes the rows, and gets the sums of earlier steps by a shuffle and from the other warps.
+// Rows: each warp has eight steps, whose inputs it copies itself. Each lane has four keys of four steps, reads their
+// inputs from where it writes the rows, and gets the sums of earlier steps by a shuffle and, for the other warps'
+// steps, from shared memory.
 //
-//     put_totals      sums of logarithms; at any time after put_rows of the chunk before
+//     put_totals      sums of logarithms; at any time after put_rows of the previous chunk
 //     put_rows        rows
-//     start_scores    products
-//     put_scores
+//     start_scores    starts the products of rows
+//     put_scores      stores the scores
 //
-// Precision: the Pass says how many terms rows have (loop_passes.cuh); scores have two, and are sums of all products of
-// terms but those of two low ones. Decays of 1 are exact. Inputs above 2^99 may give Inf: the loop then computes step by
-// step.
+// Precision: the Pass says how many terms rows have (loop_passes.cuh). Scores have two terms, and sum all products of
+// terms except products of two low terms. Decays of 1 are exact. Inputs above 2^99 may give Inf; the loop then computes
+// step by step.
 //
-// Synchronisation: group_tiles.cuh names the barriers. All warps call all functions.
+// Synchronisation: group_tiles.cuh names the barriers. All warps of the warpgroup call all functions.
 #pragma once
 
 #include "kgen/chunked/chunk_mma.cuh"
@@ -32,8 +34,9 @@
 
 namespace kgen::wkv7 {
 
-// Pass: with quotients, forward. CopyVec: elements per copy. The inverse is one of 16 steps (GroupInverse::put_blocks),
-// and the scores of later steps with earlier ones are terms in the place of its block T21.
+// Pass: a forward loop by quotients. CopyVec: elements per copy. Only the diagonal blocks are inverted
+// (GroupInverse::put_blocks); the block T21 of the inverse's panel holds A B^T of later steps with earlier ones, in two
+// terms.
 template <class Pass, class W, int Keys, int CopyVec>
 class GroupProducer {
     static constexpr int kChunk = GroupTiles::kChunk, kSteps = 8, kLaneSteps = 4, kLaneKeys = 4;
@@ -44,7 +47,7 @@ class GroupProducer {
                   "rows that a slot has room for");
 
 public:
-    // `warp`: of the four. Starts the copies of the first two chunks.
+    // `warp`: number in the warpgroup. The constructor starts the copies of the first two chunks.
     KGEN_DEVICE GroupProducer(const GroupTiles& tiles, int warp, i64 steps, const StepPointer<bf16>& r,
                               const StepPointer<bf16>& k, const StepPointer<bf16>& a, const StepPointer<bf16>& b,
                               const StepPointer<W>& w)
@@ -56,20 +59,20 @@ public:
           a_(a, kSteps * warp, lane_id()),
           b_(b, kSteps * warp, lane_id()),
           w_(w, kSteps * warp, lane_id()) {
-        u32* scores = reinterpret_cast<u32*>(tiles.scores(0));  // those of steps with later ones stay zero
+        u32* scores = reinterpret_cast<u32*>(tiles.scores(0));  // scores of a step with later steps stay zero
         for (int i = kWarpSize * warp + lane_id(); i < 2 * GroupTiles::ScorePanels::kPanel; i += 4 * kWarpSize)
             scores[i] = 0;
         copy(0);
         copy(1);
     }
 
-    // What put_totals computes of a chunk for put_rows: sums of the logarithms of the decays, of the lane's steps, and
-    // of the warp's steps before them.
+    // The result of put_totals for put_rows: sums of the logarithms of the decays, from the lane's first step through
+    // each of its steps, and over the warp's steps before them.
     struct Logs {
         float sums[kLaneSteps][kLaneKeys], before[kLaneKeys];
     };
 
-    // Sums of logarithms, for which the chunk's w must be there: at most `Pending` groups of copies are in flight.
+    // Computes these sums. The chunk's w must have arrived: at most `Pending` groups of copies are still in flight.
     template <int Pending>
     KGEN_DEVICE void put_totals(int slot, Logs& logs) const {
         cp_async_wait<Pending>();
@@ -93,7 +96,8 @@ public:
         *reinterpret_cast<Vec<float, kLaneKeys>*>(tiles_.totals(warp_) + own.key) = total;
     }
 
-    // Rows and decays of a chunk, chunk after chunk, each after put_totals. Copies of the next one may be in flight.
+    // Computes the rows and decays of a chunk, after put_totals of this chunk. Copies of the next chunk may be in
+    // flight.
     KGEN_DEVICE void put_rows(int slot, const Logs& logs) const {
         cp_async_wait<2>();
         named_barrier_sync(kProducersBarrier, 128);  // all totals are there, and all lanes' copies
@@ -119,7 +123,7 @@ public:
 #pragma unroll
         for (int s = 0; s < kLaneSteps; ++s) {
             const Inputs now = inputs;
-            if (s + 1 < kLaneSteps) read_inputs(inputs, rows, own, s + 1);  // else it would wait for all writes
+            if (s + 1 < kLaneSteps) read_inputs(inputs, rows, own, s + 1);  // else it waits for all writes
             bf16* at = rows + own.place(s);
             put_row<Pass::kTermsA>(at + 64 * GroupTiles::kA, at + 64 * kLow<kRowA>, now.a, product);
             float inverse[kLaneKeys];
@@ -144,8 +148,9 @@ public:
         named_barrier_sync(kProducersBarrier, 128);
     }
 
-    // Starts [A; R] [K; B]^T of a chunk: the warp's 16 rows, of A for warps 0 and 1, and without R for all. The last of
-    // its two groups of products is in flight at the end; `x` and `sums` are in use until it is complete.
+    // Starts [A; R] [K; B]^T of a chunk. Each warp has 16 rows: of A in warps 0 and 1, of R in warps 2 and 3; without R
+    // all warps have rows of A. On return the second of two groups of products is in flight: `x` and `sums` are in use
+    // until it is complete.
     KGEN_DEVICE void start_scores(int slot, u32 (&x)[4][4], float (&sums)[8][4]) const {
         const bf16* rows = tiles_.rows(slot);
         u32 low[4][4] = {};
@@ -165,7 +170,7 @@ public:
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, low[t], updates.at(0, 16 * t));
         wgmma_commit();
-        // Only products of one shape wait for each other's accumulators by themselves.
+        // Consecutive products into the same accumulators need no fence only if they have the same shape.
         if constexpr (kRest != 64) wgmma_fence();
 #pragma unroll
         for (int t = 0; t < 4; ++t)
@@ -174,10 +179,11 @@ public:
 #pragma unroll
         for (int t = 0; t < 4; ++t) wgmma_m64k16<64, Major::K>(sums, x[t], updates.at(0, 16 * t));
         wgmma_commit();
-        wgmma_wait<1>(low);  // else its registers would be in use as long
+        wgmma_wait<1>(low);  // frees the registers of `low`
     }
 
-    // Scores and the triangle from these products, to shared memory. Nothing reads those of the chunk before any more.
+    // Writes scores and the triangle from these products to shared memory. Those of the previous chunk are not read any
+    // more.
     KGEN_DEVICE void put_scores(const float (&sums)[8][4]) const {
         if (warp_ % 2 == 1) {
             put_block<0, false>(sums);
@@ -187,9 +193,9 @@ public:
         }
     }
 
-    // Starts the copies of the next chunk but one; two groups: w, and all others.
+    // Starts the copies of the chunk after the next, in two groups: w, then all other inputs.
     KGEN_DEVICE void copy(int slot) {
-        if (left_ > -kSteps * warp_) {  // else none is waited for
+        if (left_ > -kSteps * warp_) {  // else nothing waits for these copies
             bf16 *rows = tiles_.rows(slot) + 64 * kSteps * warp_, *of_w = rows + 64 * GroupTiles::kW;
             if (sizeof(W) == 4) of_w += 64 * kSteps * warp_;
             const int left = static_cast<int>(max(min(left_, i64{kSteps}), i64{0}));
@@ -210,17 +216,17 @@ private:
     template <Row Which>
     static constexpr int kLow = GroupTiles::kLow<Pass, Which>;
 
-    // What a lane has of the warp's steps.
+    // The lane's part of the warp's steps.
     struct OwnKeys {
-        bool late;  // whether it has the last four steps
-        int key;    // its first one
-        int first;  // where its keys of its first step lie, from the warp's first row of a tile on
+        bool late;  // whether the lane has the last four of the warp's eight steps
+        int key;    // its first key
+        int first;  // offset of its keys of its first step from the warp's first row of a tile
 
         KGEN_DEVICE explicit OwnKeys(u32 lane)
             : late(lane >= 16),
               key(static_cast<int>(lane % 16 * kLaneKeys)),
               first(GroupTiles::RowPanels::offset(static_cast<int>(lane / 16 % 2 * kLaneSteps), key / 8) + key % 8) {}
-        // The same of a later step.
+        // The same offset for the lane's step s.
         KGEN_DEVICE int place(int s) const { return (first ^ 8 * s) + 64 * s; }
     };
 
@@ -248,7 +254,7 @@ private:
         for (int x = 0; x < kLaneKeys; ++x) logs[x] = fast_clamp_log2(w[x]);
     }
 
-    // The lane's keys of a step.
+    // The inputs of the lane's keys of a step.
     struct Inputs {
         Words a, r, k, b;
     };
@@ -260,7 +266,7 @@ private:
         inputs.b = *reinterpret_cast<const Words*>(at + 64 * GroupTiles::kB);
     }
 
-    // Inputs become rows.
+    // Replaces the lane's inputs of a step by rows: inputs times factors, in one or two terms.
     template <int Terms>
     static KGEN_DEVICE void put_row(bf16* at, [[maybe_unused]] bf16* low, const Words& values,
                                     const float (&factors)[kLaneKeys]) {
@@ -277,7 +283,7 @@ private:
         if constexpr (Terms == 2) *reinterpret_cast<Words*>(low) = words[Terms - 1];
     }
 
-    // Operands A of 64 keys, from 16 rows of a panel.
+    // Reads operands A of 64 keys from 16 rows of a panel.
     static KGEN_DEVICE void read_a(u32 (&x)[4][4], const bf16* rows) {
         const u32 rank = lane();
         const int first = GroupTiles::RowPanels::offset(static_cast<int>(rank % 16), static_cast<int>(rank / 16 % 2));
@@ -285,9 +291,9 @@ private:
         for (int t = 0; t < 4; ++t) ldmatrix<4>(x[t], rows + (first ^ 16 * t));
     }
 
-    // Whether the warp's rows are of R.
+    // Whether the warp has rows of R.
     KGEN_DEVICE bool of_r() const { return Pass::kReadsR && warp_ >= 2; }
-    // The warp's scores with 16 steps, on the diagonal or all before it.
+    // Stores the warp's scores with one block of 16 steps: the block on the diagonal, or the one before it.
     template <int Block, bool Diagonal>
     KGEN_DEVICE void put_block(const float (&sums)[8][4]) const {
         const bool of_k = Pass::kReadsR || warp_ < 2, of_b = Pass::kReadsR || !of_k;
@@ -323,7 +329,7 @@ private:
             terms[0][m] = both[0];
             terms[1][m] = both[1];
         }
-        const u32 rank = lane();  // of a row of a matrix of eight rows and steps
+        const u32 rank = lane();  // the lane gives the address of a row of an 8 x 8 matrix
         const int row = static_cast<int>(rank % 16), side = static_cast<int>(rank / 16 % 2);
         const int at = 64 * 16 * (warp_ % 2) + GroupTiles::ScorePanels::offset(row, side);
 #pragma unroll
@@ -331,10 +337,11 @@ private:
             stmatrix(terms[term], tiles_.scores(score) + (at ^ (16 * Block + 32 * term)));
     }
 
-    // One more than the last step of eight that row g reads, from step 2q on; R reads its own update.
+    // One more than the last of eight steps, counted from step 2q on, that row g reads. R reads its own step.
     KGEN_DEVICE int last_step(const MmaLane& own) const { return own.g - 2 * own.q + (of_r() ? 1 : 0); }
 
-    // Two scores of matrix `m` of a block, of the last eight rows or the last eight steps, or zeros.
+    // Two scores of the 8 x 8 matrix `m` of a block; zero where the causal mask excludes them. m % 2: the last eight
+    // rows; m / 2: the last eight steps.
     template <bool Diagonal>
     static KGEN_DEVICE Vec<float, 2> masked(const float (&tile)[4], int m, int limit) {
         Vec<float, 2> pair;
@@ -346,8 +353,8 @@ private:
         return pair;
     }
 
-    // The lane, opaque, lest the compiler keeps all places in registers from chunk to chunk; unsigned, lest a division
-    // costs more.
+    // The lane number. It is opaque: otherwise the compiler keeps all offsets in registers from chunk to chunk. It is
+    // unsigned: signed divisions cost more.
     static KGEN_DEVICE u32 lane() { return static_cast<u32>(opaque(lane_id())); }
     static KGEN_DEVICE MmaLane own_lane() {
         const u32 rank = lane();
@@ -356,7 +363,7 @@ private:
 
     GroupTiles tiles_;
     int warp_;
-    i64 left_;  // steps from the warp's first one of the next chunk that is copied
+    i64 left_;  // steps left from the warp's first step of the next chunk to copy
     GroupCopier<bf16, CopyVec, kSteps, kWarpSize> r_, k_, a_, b_;
     GroupCopier<W, CopyVec, kSteps, kWarpSize> w_;
 };

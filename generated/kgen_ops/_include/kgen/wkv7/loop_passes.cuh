@@ -6,21 +6,24 @@
 //     ForwardSums       A         B    K    v    sa                 in time
 //     ForwardStates     A         B    K    v                       in time; the state after them
 //     BackwardSums      B    K    A    R    gy   gsa      gv        from the last to the first
-//     ForwardSumStates, BackwardSumStates: the loops of ForwardSums and BackwardSums, of which only the state after all
-//     chunks is stored
+//     ForwardSumStates, BackwardSumStates: the loops of ForwardSums and BackwardSums that store nothing but the state
+//     after all chunks
 //
-// With S the state, or its gradient (formulas: chunk_columns.cuh), and all rows as halving_producer.cuh has them:
+// S is the state, or its gradient in backward loops (formulas: chunk_columns.cuh). All rows are those of
+// halving_producer.cuh:
 //
 //     X = x S + (x q^T) c     first = inverse X     second = z S + (z q^T) c + (z p^T) first
 //     S = diag(P) S + q^T c + p^T first
 //
-// Backward, P_15 / P_j and P_j change sides, so that rows are the same; scores are those of forward transposed, and so
-// is the inverse. With quotients (ByQuotients) rows are those of quotient_producer.cuh, and P is multiplied elsewhere:
+// Backward loops read the same rows, because the factors P_15 / P_j and P_j change places; their scores and their
+// inverse are the transposes of the forward loops'. With quotients (ByQuotients) the rows are those of
+// quotient_producer.cuh, and the state is multiplied by P at another point:
 //
 //     in time: S = diag(P) (S + q^T c + p^T first)          from the last: S = diag(P) S, before all products
 //
-// Low terms: gradients are sums over value features of what is rounded once per key. With inputs of one sign such
-// errors add up, so that there all rows that a state reads or is read by, and the operands of scores, have two terms.
+// Low terms: a gradient sums over value features, and all terms of this sum contain values that were rounded once per
+// key. With inputs of one sign such errors add up. Loops whose results are summed in this way therefore keep two terms
+// of all rows that read or update a state, and of the operands of scores.
 #pragma once
 
 #include "kgen/primitives/math.cuh"
@@ -44,12 +47,13 @@ struct ChunkOrder {
 
     // The first step of a chunk.
     KGEN_DEVICE i64 first(int chunk) const { return i64{kBack ? chunks - 1 - chunk : chunk} * 16; }
-    // Whether a state is written at its outset: every Steps steps, and backward after the last step.
+    // Whether the loop stores its state before it processes a chunk: every Steps steps, and backward also after the
+    // last step.
     template <int Steps>
     KGEN_DEVICE bool is_checkpoint(int chunk) const {
         return kBack ? chunk == 0 || (first(chunk) + 16) % Steps == 0 : first(chunk) % Steps == 0;
     }
-    // How many steps of it exist; none beyond the last chunk of the loop.
+    // How many steps of a chunk exist; 0 beyond the last chunk of the loop.
     KGEN_DEVICE int left(int chunk) const {
         if (chunk >= chunks) return 0;
         return chunk == (kBack ? 0 : chunks - 1) ? last : 16;
@@ -58,9 +62,9 @@ struct ChunkOrder {
 
 struct ForwardRoles {
     static constexpr auto kDirection = Direction::forward;
-    static constexpr bool kKeepsState = false;  // whether steps beyond the last one leave the state as it is
+    static constexpr bool kKeepsState = false;  // whether steps beyond the sequence's end leave the state as it is
     static constexpr bool kQuotients = false, kConsumerScores = false, kReadsK = true;  // see ByQuotients
-    static constexpr int kZStateTerms = 2;     // of the state that z reads
+    static constexpr int kZStateTerms = 2;     // terms of the state that z reads
     static constexpr Row kX = kRowA, kZ = kRowR, kP = kRowB, kQ = kRowK;
     static constexpr Score kScoreXQ = kScoreAK, kScoreZP = kScoreRB, kScoreZQ = kScoreRK;
 };
@@ -76,9 +80,10 @@ struct BackwardRoles {
 
 // y.
 struct ForwardOutputs : ForwardRoles {
-    static constexpr bool kFirst = false, kSecond = true;  // outputs; kFirst: and the states before all chunks
+    static constexpr bool kFirst = false, kSecond = true;  // kFirst: and the states before all chunks
     static constexpr bool kReadsR = true;
-    // Terms of rows, of the operands of scores, of the state that x reads, of X, and of `first`.
+    // Numbers of bf16 terms: of each tensor's rows; of the operands of scores, of the state that x reads, of X, and of
+    // `first`.
     static constexpr int kTermsA = 1, kTermsR = 1, kTermsK = 1, kTermsB = 1;
     static constexpr int kLevelTerms = 1, kStateTerms = 1, kReadTerms = 1, kSumsTerms = 1;
 };
@@ -91,7 +96,8 @@ struct ForwardSums : ForwardRoles {
     static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
 };
 
-// The state after all chunks. Low terms of what consumers round: a segment adds no error to those of its loop.
+// The state after all chunks. The values that consumers round have low terms, so that a segment adds no error to those
+// of its loop.
 struct ForwardStates : ForwardRoles {
     static constexpr bool kFirst = false, kSecond = false;
     static constexpr bool kReadsR = false;
@@ -107,7 +113,7 @@ struct BackwardSums : BackwardRoles {
     static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
 };
 
-// The states after all chunks, as accurate as those that the loops of the backward pass store.
+// The states after all chunks, as accurate as the states that the loops of the backward pass store.
 struct ForwardSumStates : ForwardSums {
     static constexpr bool kFirst = false, kKeepsState = true;
 };
@@ -116,8 +122,8 @@ struct BackwardSumStates : BackwardSums {
 };
 
 // The loop of a Pass with the rows of quotient_producer.cuh. Scores are products of these rows, so that R and K need
-// low terms. With them y needs none of the state. Loops backward without outputs need neither K nor scores with K.
-// ConsumerScores: whether consumers compute scores, not producers.
+// low terms. With these terms y needs no low term of the state. Backward loops without outputs need neither K nor
+// scores with K. ConsumerScores: whether consumers compute the scores instead of producers.
 template <class Pass, bool ConsumerScores = false>
 struct ByQuotients : Pass {
     static constexpr bool kQuotients = true, kConsumerScores = ConsumerScores;
@@ -126,7 +132,7 @@ struct ByQuotients : Pass {
     static constexpr int kZStateTerms = Pass::kStateTerms;
 };
 
-// Terms of the rows of a tensor.
+// The number of terms of a tensor's rows.
 template <class Pass, Row Which>
 constexpr int kTermsOf = Which == kRowA   ? Pass::kTermsA
                          : Which == kRowR ? Pass::kTermsR

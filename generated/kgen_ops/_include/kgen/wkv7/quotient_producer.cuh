@@ -1,24 +1,27 @@
-// Rows with decays and scores of a chunk of 16 steps of wkv7, for all value features of a head; bf16 operands (mma,
-// sm_80), decays of the form clamp alone.
+// Rows scaled by decays, and scores, of a chunk of 16 steps of wkv7, for all value features of a head; bf16 operands
+// (mma, sm_80), decays of the form clamp alone.
 //
 //     A_i = a_i P_{i-1}     R_i = r_i P_i     K_j = k_j / P_j     B_j = b_j / P_j
 //
-// P is the exponential of a sum of logarithms, each from -0.607 to 0, and 1 / P that of the negative sum, below
-// exp(9.71); nothing is divided. So the scores are products of the same rows that a state reads or is read by, and the
-// state has the decay P_15 of a chunk once: forward behind its update, backward before all else.
+// P is the exponential of a sum of logarithms, each from -0.607 to 0. 1 / P is the exponential of the negative sum,
+// below exp(9.71); nothing is divided. The scores are therefore products of the same rows that read and update a state.
+// The state is multiplied by P_15, the decay of the chunk, once: forward after its update, backward before all
+// products.
 //
-// A lane has kLaneKeys keys of kLaneSteps neighbouring steps. It adds their logarithms, and gets the sums of earlier
+// Each lane has kLaneKeys keys of kLaneSteps adjacent steps. It adds up their logarithms, and gets the sums of earlier
 // steps by shuffles.
 //
-// Scores are a matrix per warp, from rows in shared memory (quotient_scores.cuh). A warp that computes an inverse in
-// the same interval has none, if there are others. With Pass::kConsumerScores they are the consumers' work.
+// Each warp computes one matrix of scores at a time, from rows in shared memory (quotient_scores.cuh). A warp that
+// computes an inverse in the same interval computes no scores, unless it is the only warp. With Pass::kConsumerScores
+// the consumers compute the scores.
 //
-// Shared memory: that of ChunkProducer. Where nothing writes a triangle it is zero.
+// Shared memory: that of ChunkProducer. The part of the triangle that nothing writes is zero.
 //
-// Loops backward read r times a factor, as in halving_producer.cuh.
+// Backward loops read r times a factor, as in halving_producer.cuh.
 //
-// Precision: rows have one or two bf16 terms, as the class `Pass` says. Scores have all products of terms but those of
-// two low ones. Decays of 1 are exact. Inputs above 2^113 may give Inf: the loop then computes step by step.
+// Precision: rows have one or two bf16 terms, as the class `Pass` says. Scores sum all products of terms except
+// products of two low terms. Decays of 1 are exact. Inputs above 2^113 may give Inf; the loop then computes step by
+// step.
 #pragma once
 
 #include "kgen/wkv7/quotient_scores.cuh"
@@ -35,7 +38,7 @@ class QuotientProducer : public ChunkProducer<Pass, W, Keys, Warps, CopyVec, Sta
 public:
     using Base::kTiles, Base::kPerWarp, Base::kBytes;
 
-    // r_factor: of r in loops backward.
+    // r_factor: multiplies r in backward loops.
     template <class... Rows>
     KGEN_DEVICE QuotientProducer(const Buffers& buffers, int warp, float r_factor, i64 steps,
                                  const Rows&... rows)
@@ -44,7 +47,7 @@ public:
             buffers.triangle(0)[i] = 0.0f;
     }
 
-    // Rows and decays of a chunk. Chunks from 0 on, each once.
+    // Computes the rows and decays of a chunk. Call it once per chunk, from chunk 0 on.
     KGEN_DEVICE void put_rows(int chunk) {
         this->begin_rows(chunk);
         if (kTiles < Warps && warp_ >= kTiles) return;
@@ -53,17 +56,19 @@ public:
         for (int n = 0; n < kPerWarp; n += kAtOnce) put_tiles(chunk, n + own_tile());
     }
 
-    // Scores of a chunk.
+    // Computes the scores of a chunk.
     KGEN_DEVICE void put_scores(int chunk) const {
         constexpr int kMatrices = QuotientScores<Pass, Keys>::kMatrices;
-        // Of warps from the one on that computes the inverse of the chunk before: none, then one matrix each.
+        // The warp that computes the inverse of the chunk before takes no matrix; the warps after it take one matrix
+        // each in turn.
         const int turn = (warp_ - (chunk - 1)) & (Warps - 1);
 #pragma unroll 1
         for (int i = Warps == 1 ? 0 : turn == 0 ? kMatrices : turn - 1; i < kMatrices; i += max(Warps - 1, 1))
             scores_.put_score(chunk, QuotientScores<Pass, Keys>::matrix(i));
     }
 
-    // The inverse, by one of the warps; by another one for the next chunk. Lane l stores eight steps of column l % 16.
+    // Computes the inverse. One warp does, and the warps take turns from chunk to chunk. Lane l stores eight steps of
+    // column l % 16.
     KGEN_DEVICE void put_inverse(int chunk) const {
         if (warp_ != (chunk & (Warps - 1))) return;
         const int column = lane_id() % 16, half = lane_id() / 16;
@@ -87,14 +92,14 @@ public:
 
 private:
     static constexpr bool kBack = Pass::kDirection == Direction::backward;
-    // A warp takes one tile of 16 keys at once, or two where all warps have pairs of tiles.
+    // A warp computes one tile of 16 keys at once, or two tiles if all warps have pairs of tiles.
     static constexpr int kLaneKeys = 4, kLaneSteps = kTiles % (2 * Warps) == 0 ? 4 : 2;
     static constexpr int kAtOnce = kLaneKeys * kLaneSteps / 8;
     static constexpr int kPairs = kLaneKeys / 2;
     static constexpr int kKeyLanes = 16 / kLaneKeys, kStepLanes = 16 / kLaneSteps;
     using Words = Vec<u32, kPairs>;
 
-    // A lane's tile among those at once, first step, and first key of a tile.
+    // The lane's tile among those computed at once, its group of steps, its first step, and its first key in the tile.
     static KGEN_DEVICE int own_tile() { return lane_id() / (kKeyLanes * kStepLanes); }
     static KGEN_DEVICE int group() { return lane_id() / kKeyLanes % kStepLanes; }
     static KGEN_DEVICE int step() { return group() * kLaneSteps; }
@@ -108,7 +113,7 @@ private:
         return x % 2 == 0 ? two.x : two.y;
     }
 
-    // The base-2 logarithms of the decays of a lane's step.
+    // The base-2 logarithms of the decays of the lane's step s.
     KGEN_DEVICE void read_logs(float (&logs)[kLaneKeys], const u16* tiles, int s) const {
         const int place = sizeof(W) == 2 ? input_place_ : TileCopier<W, CopyVec>::place(step(), key());
         const u16* from = tiles + SwizzledTile<bf16, 16>::below(place, s);
@@ -128,12 +133,12 @@ private:
         for (int x = 0; x < kLaneKeys; ++x) logs[x] = fast_clamp_log2(w[x]);
     }
 
-    // Tile n of the warp, each lane its own.
+    // Computes the lane's part of tile n of the warp.
     KGEN_DEVICE void put_tiles(int chunk, int n) const {
         const u16* inputs = this->inputs_of(chunk, n);
         const int tile = warp_ + n * Warps;
         if (kTiles % Warps != 0 && tile >= kTiles) return;
-        // 1. Sums of logarithms: of the lane's steps, then of those before them.
+        // 1. Sums of logarithms: over the lane's steps, then over the steps before them.
         float sums[kLaneSteps][kLaneKeys], before[kLaneKeys];
 #pragma unroll
         for (int s = 0; s < kLaneSteps; ++s) {
@@ -186,7 +191,7 @@ private:
         }
     }
 
-    // The lane's keys of a step's row, term by term.
+    // Stores the lane's keys of a step's row, term by term.
     template <Row Which>
     static KGEN_DEVICE void put_row(bf16* place, const Words& values, const float (&factors)[kLaneKeys]) {
         constexpr int kRowTerms = kTermsOf<Pass, Which>;
@@ -206,8 +211,8 @@ private:
     }
 
     float r_factor_;
-    // Of the lane, in tiles: its first value of inputs and of rows. Values that the compiler would compute again for
-    // every chunk.
+    // The lane's offsets in tiles: of its first input, and of its first element of rows. They are opaque because the
+    // compiler would compute them again for every chunk.
     int input_place_ = opaque(TileCopier<bf16, CopyVec>::place(step(), key()));
     int row_place_ = opaque(RowTile::offset(step(), key() / 8) + key() % 8);
     QuotientScores<Pass, Keys> scores_;

@@ -1,5 +1,5 @@
-// The products of two rows each of a chunk of 16 steps of wkv7: scores, and the triangle of which there is an inverse.
-// They are of the rows of quotient_producer.cuh, and need no decays of their own.
+// The products of rows with rows of a chunk of 16 steps of wkv7: the scores, and the triangle that is inverted. The
+// rows are those of quotient_producer.cuh, so that the products need no further decays.
 //
 // Shared memory and layout: ChunkBuffers (chunk_producer.cuh). Synchronisation: none here.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace kgen::wkv7 {
 
-// For the warp that calls. Group: tiles of 16 keys whose operands are in registers at once.
+// For one warp, the caller. Group: how many tiles of 16 keys have their operands in registers at once.
 template <class Pass, int Keys, int Group = 4>
 class QuotientScores {
     using Buffers = ChunkBuffers<Keys, Pass>;
@@ -20,22 +20,23 @@ class QuotientScores {
 
 public:
     static constexpr int kMatrices = Pass::kReadsR && Pass::kReadsK ? 4 : 2;
-    // Matrix i of those that the Pass needs.
+    // The number of the i-th matrix that the Pass needs.
     static KGEN_DEVICE int matrix(int i) { return kMatrices == 4 ? i : Pass::kReadsR ? 2 * i : 3 * i; }
 
     KGEN_DEVICE explicit QuotientScores(const Buffers& buffers) : buffers_(buffers) {}
 
-    // Matrix `which`: 0: A B^T, 1: R K^T, 2: R B^T, 3: A K^T.
+    // Computes matrix `which`: 0: A B^T, 1: R K^T, 2: R B^T, 3: A K^T.
     KGEN_DEVICE void put_score(int chunk, int which) const {
         const bool of_r = (which + 1) & 2, of_k = which & 1;
-        // Places after `rows`, opaque lest the compiler computes those of low terms anew.
+        // Offsets from `rows`. They are opaque: otherwise the compiler would compute the offsets of low terms anew.
         const bf16* rows = buffers_.first;
         const int of_chunk = static_cast<int>(buffers_.rows(chunk) - rows);
         const int readers =
             of_chunk + (of_r ? Buffers::template kRowsOf<kRowR> : Buffers::template kRowsOf<kRowA>);
         const int updates =
             of_chunk + (of_k ? Buffers::template kRowsOf<kRowK> : Buffers::template kRowsOf<kRowB>);
-        // 1. Sums over keys; those with low terms apart, so that chains are short.
+        // 1. Sums over keys. Products with low terms have accumulators of their own, so that dependent chains are
+        // short.
         float sums[2][4] = {}, low[2][4] = {};
 #pragma unroll
         for (int first = 0; first < kTiles; first += kGroup) {
@@ -91,8 +92,8 @@ public:
         });
     }
 private:
-    // Calls body(n) for those of kGroup tiles from `first` on that exist. A function, because NVRTC takes a lambda
-    // with an `auto` parameter for one of the host.
+    // Calls body(n) for those of kGroup tiles from `first` on that exist. This is a member function, because NVRTC
+    // takes a lambda with an `auto` parameter for a host function.
     template <class Body>
     static KGEN_DEVICE void for_tiles(int first, Body body) {
 #pragma unroll
@@ -115,7 +116,8 @@ private:
         for (int n = 0; n < 2; ++n) Half::template multiply<0>(sums[n], x, y[n]);
     }
 
-    // Calls body(n, half) for the quarters of scores that are not above the diagonal: 8 n columns, 8 half rows on.
+    // Calls body(n, half) for the three quarters of a matrix that are not above the diagonal: columns from 8 n on, rows
+    // from 8 half on.
     template <class Body>
     static KGEN_DEVICE void for_lower_half(Body body) {
         body(0, 0);
@@ -124,8 +126,8 @@ private:
     }
 
     Buffers buffers_;
-    // Of the lane, in tiles: what it passes to ldmatrix, its first score. Values that the compiler would compute again
-    // for every chunk.
+    // The lane's offsets in tiles: of the rows that it passes to ldmatrix, and of its first score. They are opaque
+    // because the compiler would compute them again for every chunk.
     int rows_first_ = opaque(RowTile::rows_first()), columns_first_ = opaque(RowTile::columns_first());
     int score_place_ = opaque(ScoreTile::offset(mma_lane().g, 0) + 2 * mma_lane().q);
 };

@@ -1,8 +1,9 @@
-// What kernels of wkv7's gradients of rows share: a chunk's inputs and results; on tensor cores also how results are
-// written, and the gradients by definition, step by step, for chunks where a result is not finite.
+// What the kernels of wkv7's gradients of rows (gr, gw, gk, ga, gb) share: a chunk's inputs and results. Kernels on
+// tensor cores also share how results are written, and the gradients by definition, step by step, for chunks with a
+// result that is not finite.
 //
-// A Config of RowGradients has Value and W, kK, kV, kForm, kRowWarps, and kVec, elements per copy.
-// State: dtype of S and G in memory, float, bf16, or fp16 with scales (scaled_states.cuh).
+// Config of RowGradients: Value and W, kK, kV, kForm, kRowWarps, and kVec: elements per copy. State: dtype of S and G
+// in memory, float, bf16, or fp16 with scales (scaled_states.cuh).
 #pragma once
 
 #include "kgen/primitives/registers.cuh"
@@ -29,7 +30,7 @@ struct RowTensors {
     Rows<Value> gr, gk, ga, gb;
     Rows<W> gw;
     float scale;
-    const float *state_scales = nullptr, *gradient_scales = nullptr;  // of the states, where they have any: [V]
+    const float *state_scales = nullptr, *gradient_scales = nullptr;  // if State has scales: [V]
 };
 
 template <class Config, class State>
@@ -46,8 +47,8 @@ struct RowGradients : RowTensors<Config, State> {
     static constexpr int kWarps = Config::kRowWarps;
     static constexpr int kThreads = kWarps * kWarpSize, kKeys = 16 * kWarps;
 
-    // The definition, a thread per key and every other step: products with zeros of a NaN or Inf of another step do not
-    // occur. It takes hundreds of times as long.
+    // Computes all gradients by definition; a thread has a key and every other step. NaN or Inf of one step never meets
+    // the zeros of another step in a product. It takes hundreds of times as long as the kernel.
     KGEN_DEVICE void step_by_step() const {
         const int key = first_key + thread_rank() % kKeys;
         if (key >= kK) return;
@@ -82,7 +83,7 @@ struct RowGradients : RowTensors<Config, State> {
         }
     }
 
-    // 16 steps, from step `first` on, of the keys from `key` on; tile: as TileCopier has them.
+    // Writes 16 steps, from step `first` on, of the keys from `key` on; tile: in the layout of TileCopier.
     template <class T>
     KGEN_DEVICE void write(const Rows<T>& to, const u16* tile, int key, int first = 0) const {
         static_assert(sizeof(T) == 2, "tiles of copies have 16 bits");
@@ -110,7 +111,7 @@ private:
     }
 };
 
-// What a block needs of chunk number `index` of head h.
+// The inputs and results of chunk number `index` of head h, for a block.
 template <class Block, int Steps, bool Packed>
 KGEN_DEVICE Block block_rows(
     const KeyRowsTensors<typename Block::Base::Value, typename Block::Base::W, typename Block::Base::StateType>& x,
@@ -145,9 +146,9 @@ KGEN_DEVICE Block block_rows(
     return rows;
 }
 
-// By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist. Block:
-// ChunkRows, QuotientRows or PreparedRows; kRepeats: whether it returns that it needs step_by_step. StepByStep is for
-// the call of itself alone.
+// One block computes kKeys keys of a head and chunk; it returns at once if packed sequences leave the chunk's number
+// unused. Block: such as ChunkRows, QuotientRows or PreparedRows; kRepeats: whether its call operator returns false if
+// step_by_step is needed. StepByStep is for the function's call of itself alone.
 template <class Block, bool StepByStep = false, class Offset>
 KGEN_DEVICE void backward_rows(
     const Offset* cu_seqlens, i64 N, i64 T, i64 H,
@@ -156,7 +157,7 @@ KGEN_DEVICE void backward_rows(
     using Index = typename Block::Index;
     constexpr int kSteps = Block::kSteps, kKeyBlocks = ceil_div(Block::Base::kK, Block::kKeys);
 
-    // Opaque, so that the second call computes its addresses anew instead of keeping the first one's in registers.
+    // Opaque, so that the second call computes its addresses anew instead of keeping those of the first in registers.
     u32 number_of_block = StepByStep ? static_cast<u32>(opaque(static_cast<int>(blockIdx.x))) : blockIdx.x;
     if constexpr (StepByStep) {
         if constexpr (Block::kOpaqueRepeat) opaque(number_of_block, static_cast<u32>(H >> 63));
@@ -173,7 +174,7 @@ KGEN_DEVICE void backward_rows(
         rows();
     } else if (!rows()) {
         if constexpr (Block::kOpaqueRepeat) {
-            // By an instruction: of an empty one the assembler would still find the same products again.
+            // Opaque by an instruction: past empty inline assembly the assembler would find the same products again.
             const u32 zero = static_cast<u32>(H >> 63);
             opaque(N, zero);
             opaque(T, zero);

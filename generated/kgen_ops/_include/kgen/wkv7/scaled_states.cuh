@@ -1,10 +1,10 @@
-// States in memory as fp16 times a power of two for each value feature of a state, so that they have 11 bits at any
-// magnitude: as many as TF32, of which tensor cores read them, and three more than bf16.
+// States in memory as fp16, scaled by a power of two per value feature of a state, so that they have 11 bits at any
+// magnitude: as many as TF32, as which tensor cores read them, and three more than bf16.
 //
 // Layout: states [H, chunks, K, V] of fp16, then from the next multiple of 16 bytes on float scales [H, chunks, V].
 //
-// The scale takes the largest finite value of a column to [2^14, 2^15). Values below 2^-28 of it lose bits. NaN and Inf
-// are kept.
+// The scale maps the largest finite value of a column to [2^14, 2^15). Values below 2^-28 times that value lose bits.
+// NaN and Inf are kept.
 #pragma once
 
 #include "kgen/primitives/math.cuh"
@@ -21,7 +21,7 @@ constexpr bool kScaled<fp16> = true;
 template <>
 constexpr bool kScaled<const fp16> = true;
 
-// The scales of `count` states of `size` elements; null if they have none.
+// The address of the scales of `count` states of `size` elements; null if this dtype has none.
 template <class State>
 KGEN_DEVICE float* scales_of(State* states, i64 count, int size) {
     if constexpr (!kScaled<State>) return nullptr;
@@ -39,11 +39,11 @@ struct LargerNumber {
     static KGEN_DEVICE float apply(float a, float b) { return fmax(a, b); }
 };
 
-// What a column is multiplied by before it is rounded, and read back.
+// Factors of a column: to_memory before it is rounded and stored, from_memory after it is read.
 struct StateScale {
     float to_memory, from_memory;
 
-    // largest: the column's largest magnitude, finite. Below 2^-112 the scale does not follow it.
+    // largest: the column's largest finite magnitude. Below 2^-112 the scale stays the same.
     KGEN_DEVICE explicit StateScale(float largest) {
         const u32 exponent = max(bit_cast<u32>(largest) >> 23, 15u);
         to_memory = bit_cast<float>((268u - exponent) << 23);

@@ -1,22 +1,23 @@
-// A head's sequence in segments of T that run side by side, where heads are few.
+// A head's sequence in segments of T that run at the same time, for inputs with few heads.
 //
-// Value columns of the state are independent, and a step is linear in the state before it. So a segment of steps has a
-// transition P [K, K], the product of diag(d_t) + b_t a_t^T with late steps on the left, and a state L [K, V] that its
-// steps leave of a zero state. With S_s the state before segment s:
+// Value columns of the state are independent, and each step is linear in the state before it. A segment of steps
+// therefore has a transition matrix P [K, K], the product of diag(d_t) + b_t a_t^T with late steps on the left, and a
+// state L [K, V], which its steps compute from a state of zero. With S_s the state before segment s:
 //
 //     S_{s+1} = P_s S_s + L_s
 //
-// P has the recurrence of L for K further columns: v is zero there, and the state begins as the identity.
+// P has the recurrence of L for K further columns, where v is zero and the state begins as the identity matrix.
 //
-// The gradient of the state passes the same steps from the last to the first. With G_s the gradient behind segment s, and
-// M_s what the segment leaves of a gradient of zero behind its last step:
+// The gradient of the state passes the same steps from the last to the first. With G_s the gradient after segment s,
+// and M_s the gradient before segment s that its steps compute from a gradient of zero after it:
 //
 //     G_{s-1} = P_s^T G_s + M_s
 //
-// M of the last segment begins with the gradient of the final state, so that it is G, and P of this segment is not read.
+// M of the last segment begins with the gradient of the final state, so that it already is G before that segment; P of
+// this segment is not read.
 //
-//     SegmentColumns     where a consumer warp of specialized_loop.cuh begins and what it stores: 16 columns of L or P
-//     GradientColumns    the same, 16 columns of M
+//     SegmentColumns     initial state and stores of a consumer warp of specialized_loop.cuh: 16 columns of L or P
+//     GradientColumns    the same for 16 columns of M
 //     scan_segments      S of all segments but the first, or G of all but the last, in fp32
 //
 // Layout: states L, later S of the next segment [segments - 1][K][V]; gradients M, later G of the segment before
@@ -36,7 +37,7 @@ namespace kgen::wkv7 {
 
 using kgen::wkv::SegmentBlock;
 
-// Tile `tile` of 16 columns: value features first, then columns of P.
+// Tile `tile` of 16 columns: tiles of value features come first, then tiles of columns of P.
 template <int Keys, int Values>
 struct SegmentColumns {
     static constexpr int kValueTiles = ceil_div(Values, 16), kTiles = kValueTiles + ceil_div(Keys, 16);
@@ -45,7 +46,7 @@ struct SegmentColumns {
     float* transition;  // P [K, K], transposed
 
     KGEN_DEVICE bool of_values() const { return tile < kValueTiles; }
-    // Columns of v from the tile's first one on; none of them exists for P.
+    // The tile's first column of v, and how many columns of v exist from there on; none for P.
     KGEN_DEVICE int first_value() const { return of_values() ? 16 * tile : 0; }
     KGEN_DEVICE int values() const { return of_values() ? Values - 16 * tile : 0; }
 
@@ -63,7 +64,7 @@ struct SegmentColumns {
             }
     }
 
-    // The state after its last one.
+    // Stores the state after the segment's last step.
     template <int Tiles>
     KGEN_DEVICE void end(const float (&at)[Tiles][4]) const {
         const MmaLane lane = mma_lane();
@@ -86,8 +87,8 @@ struct SegmentColumns {
 template <int Keys, int Values>
 struct GradientColumns {
     int tile;
-    const float* behind;  // the gradient behind the segment's last step [K, V], or null: zeros
-    float* gradient;      // the one before its first step [K, V]
+    const float* behind;  // the gradient after the segment's last step [K, V], or null: zeros
+    float* gradient;      // the gradient before its first step [K, V]
 
     KGEN_DEVICE int first_value() const { return 16 * tile; }
     KGEN_DEVICE int values() const { return Values - 16 * tile; }
@@ -106,14 +107,15 @@ struct GradientColumns {
     }
 
 private:
-    // Of the lane's element i.
+    // Key and column of the lane's element i.
     static KGEN_DEVICE int key(int i) { return 8 * (i / 4) + 2 * mma_lane().q + i % 2; }
     KGEN_DEVICE int column(int i) const { return 16 * tile + mma_lane().g + i % 4 / 2 * 8; }
     KGEN_DEVICE bool is_there(int i) const { return key(i) < Keys && column(i) < Values; }
     KGEN_DEVICE int place(int i) const { return key(i) * Values + column(i); }
 };
 
-// Of 2 * Half sums over lanes Half / 4 apart, the lane keeps the first or the last Half, in their first places.
+// Adds up 2 * Half sums of two lanes that are Half / 4 apart. The lane keeps the first or the last Half of them, in
+// their first places.
 template <int Half>
 KGEN_DEVICE void keep_half(float (&sums)[16], bool last) {
 #pragma unroll
@@ -124,10 +126,10 @@ KGEN_DEVICE void keep_half(float (&sums)[16], bool last) {
     }
 }
 
-// Replaces L of each segment by the state before the next one, for 16 value features. initial: the state before the
-// first segment, or null: zeros, and then P of the first segment is not read. initial and states begin with the block's
-// first column; `width` of its columns exist. Four neighbouring lanes share a row, and have every fourth key of it.
-// Backward the same with M, from the last segment on, without `initial`.
+// Replaces L of each segment by the state before the next segment, for 16 value features. initial: the state before the
+// first segment, or null, which means zeros; P of the first segment is then not read. initial and states begin with the
+// block's first column; `width` of its columns exist. Four neighbouring lanes share a row, and each sums over every
+// fourth key. Backward: the same with M, from the last segment on, without `initial`.
 template <int Keys, int Values, int Sums, int Threads, Direction D = Direction::forward>
 KGEN_DEVICE void scan_segments(const float* initial, const float* transitions, float* states,
                                int width) {

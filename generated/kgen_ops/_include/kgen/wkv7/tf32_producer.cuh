@@ -1,27 +1,31 @@
-// Rows with decays, scores and the triangular inverse of a chunk of 16 steps of wkv7 in fp32, for all value features of
-// a head; TF32 operands (mma, sm_80), any decay from 0 to 1: no exponent is above 0, and nothing branches on values.
+// Rows scaled by decays, scores and the triangular inverse of a chunk of 16 steps of wkv7 in fp32, for all value
+// features of a head; TF32 operands (mma, sm_80), any decay from 0 to 1: no exponent is above 0, and nothing branches
+// on values.
 //
 //     rows         A_i = a_i P_{i-1}     R_i = r_i P_i     K_j = k_j P_15 / P_j     B_j = b_j P_15 / P_j
 //     decay        P_15, per key
 //     scores       A K^T  j < i        R K^T  j <= i        R B^T  j <= i
 //     inverse      (I - A B^T)^-1      j < i
 //
-// P_i is the product of the chunk's decays up to step i; those of K and B are of the steps after j. Scores are
+// P_i is the product of the chunk's decays up to step i; the products of K and B run over the steps after j. Scores are
 // computed by halving (kgen/chunked/halving_decay.cuh): blocks of 16, 8, 4 and 2 steps have a late half and an early
 // half, and a late step t reads an early step s by
 //
 //     r_t k_s:  (r_t * d from the middle to t) (k_s * d after s to the middle)          likewise r_t b_s
 //     a_t k_s:  (a_t * d from the middle to before t) (k_s * d after s to the middle)   likewise a_t b_s
 //
-// Every pair s < t is of the level of the highest bit in which s and t differ. The diagonal of R K^T and R B^T has no
-// decays: products of the inputs. At the level of neighbours a, k and b have none, and of 16 bits are exact as TF32.
+// A pair s < t belongs to the level of the highest bit in which s and t differ. The diagonals of R K^T and R B^T have
+// no decays: they are products of the inputs. At the level of adjacent steps a, k and b have no decays, and inputs of
+// 16 bits are exact as TF32.
 //
-// A lane has four keys of two steps, `early` (0 to 7) and 15 - early: at each level one of them is of a late half and
-// one of an early half. So the eight lanes of a fragment's rows have all late steps, r above a, as operand A, and all
-// early steps of k, and of b, as operand B, from registers. Products of decays over blocks come by shuffles. Of the
-// 8 x 8 products of a level, for each tensor and each of r and a, those of equal blocks count: 64, 32, 16 and 8. The
-// last three levels and 8 of the diagonal fill one fragment, `near`; those of blocks of 16 fill the other, `far`. The
-// diagonal of r has 16 steps: the first eight lie in r's rows of `near`, the others in those of a, which has none.
+// Each lane has four keys of two steps, `early` (0 to 7) and 15 - early: at each level one of the two steps is in a
+// late half, the other one in an early half. The eight lanes that hold the rows of a fragment thus have all late steps,
+// with r in rows 0 to 7 and a in rows 8 to 15 of operand A, and all early steps of k, and of b, as operand B, from
+// registers. Products of decays over blocks come by shuffles. Each level computes 8 x 8 products for each of k and b
+// with each of r and a, of which only those within a block count: 64 for blocks of 16 steps, then 32, 16 and 8. The
+// last three and the 8 of the diagonal fill one fragment, `near`; the products of blocks of 16 fill the other fragment,
+// `far`. The diagonal of r has 16 steps: the first eight lie in r's rows of `near`, the other eight in a's rows, as a
+// has no diagonal.
 //
 // Layout in shared memory (struct Tf32Buffers), Keys padded to a multiple of 16:
 //
@@ -30,20 +34,19 @@
 //     float scores[3][3][16][16]         slot, matrix (StepTile)
 //     float inverse[2][16][16]           (StepTile)
 //     float triangle[2][16][16]          A B^T
-//     float decay[3][Keys]               of eight keys 0 4 1 5 2 6 3 7: the columns of the state's accumulators
-//     float sums[warps with keys][4][32][4]                    fragment, lane: what a warp's keys add to the scores; of
-//                                                              inputs in fp32 in place of these
+//     float decay[3][Keys]               keys of a tile: 0 4 1 5 2 6 3 7, as the state's accumulators
+//     float sums[warps with keys][4][32][4]                    fragment, lane: a warp's keys' part of the scores; with
+//                                                              inputs in fp32 it replaces the inputs instead
 //     W w and r, k, a, b [warps][tiles of a warp][Stages]      copies of the inputs, 16 keys each (tile_copier.cuh)
 //
-// Scores of steps with later steps are zero from the beginning where nothing writes them. Rows beyond the last step are
-// zero, and decays there are 1.
+// Scores of a step with later steps are zero from the beginning where nothing writes them. Rows beyond the last step
+// are zero, and decays there are 1.
 //
-// Precision: with kSplit operands have two terms (3xTF32), and decays are within 2 to 4 ulp. Rows are stored in fp32.
-// Those that are read as one term are rounded to TF32 before.
+// Precision: with kSplit operands have two terms (3xTF32), and decays are within 2 to 4 ulp. Rows are stored in fp32;
+// rows that are read as one term are rounded to TF32 before.
 //
-// Synchronisation: put_rows, a barrier of the producers, put_scores; in a later interval between block barriers
-// put_inverse; in a later one than that the reader. A warp copies its inputs itself, Stages - 1 chunks ahead of
-// put_rows.
+// Synchronisation: put_rows, a barrier of the producers, put_scores; put_inverse in a later interval between block
+// barriers; the reader in an interval after that. Each warp copies its own inputs, Stages - 1 chunks ahead of put_rows.
 #pragma once
 
 #include "kgen/chunked/swizzled_tile.cuh"
@@ -53,33 +56,34 @@
 
 namespace kgen::wkv7 {
 
-// Rows of 16 fp32 words in chunks of 4, two rows in 128 bytes. ldmatrix reads a chunk of rows 8i to 8i + 7 without bank
-// conflicts; so a warp stores words of steps 0 to 7, or 8 to 15, of four rows 4 apart.
+// Rows of 16 fp32 words in chunks of 4 words, two rows in 128 bytes. ldmatrix reads a chunk of rows 8i to 8i + 7
+// without bank conflicts. A warp stores words of steps 0 to 7, or 8 to 15, of four rows that are 4 apart, without bank
+// conflicts too.
 struct StepTile {
     static KGEN_DEVICE int place(int row, int column) {
         return row / 2 * 32 + ((row % 2 * 4 + column / 4) ^ (row / 2 % 8)) * 4 + column % 4;
     }
-    // The index of the element 8 * tile rows below the element at index `place`, which is in rows 0 to 7.
+    // The offset of the element 8 * tile rows below the element at offset `place`, which is in rows 0 to 7.
     static KGEN_DEVICE int below(int place, int tile) { return (place ^ tile % 2 * 16) + 128 * tile; }
     static constexpr int kSquare = 256;  // words of 16 rows
 };
 
-// The step of eight, or the key of eight, in column `column` of an accumulator: columns 2q and 2q + 1, which become
-// k = q and q + 4 of an operand A, are q and q + 4.
+// Which of eight steps, or keys, column `column` of an accumulator stands for: columns 2q and 2q + 1, which become
+// k = q and q + 4 of an operand A, stand for q and q + 4.
 KGEN_DEVICE int of_column(int column) { return column / 2 + column % 2 * 4; }
 
-// The tiles in shared memory. Keys: of a head; Warps: producers; Sums: whether what a warp's keys add to the scores has
-// a place of its own.
+// The tiles in shared memory. Keys: number of keys of a head; Warps: number of producer warps; Sums: whether the warps'
+// parts of the scores have a place of their own.
 template <int Keys, int Warps, bool Sums>
 struct Tf32Buffers {
     enum { kReadA, kReadR };
     enum { kUpdateK, kUpdateB };
     enum { kScoreAK, kScoreRK, kScoreRB };
     static constexpr int kSlots = 3, kTiles = ceil_div(Keys, 16), kKeys = 16 * kTiles;
-    static constexpr int kReadStride = kKeys + 4;  // ldmatrix of eight rows meets no bank conflicts
+    static constexpr int kReadStride = kKeys + 4;  // ldmatrix of eight rows has no bank conflicts
     static constexpr int kReads = 16 * kReadStride, kUpdates = 16 * kKeys;
     static constexpr int kSquare = StepTile::kSquare;
-    static constexpr int kWithKeys = min(Warps, kTiles);  // producers
+    static constexpr int kWithKeys = min(Warps, kTiles);  // producer warps
     static constexpr int kOfUpdates = kSlots * 2 * kReads;
     static constexpr int kOfScores = kOfUpdates + kSlots * 2 * kUpdates;
     static constexpr int kOfInverse = kOfScores + kSlots * 3 * kSquare;
@@ -105,7 +109,7 @@ struct Tf32Buffers {
     KGEN_DEVICE float* decay(int slot) const { return first + kOfDecay + slot * kKeys; }
 };
 
-// By kRowWarps warps; `warp` is the caller's number among them. A Config as of Tf32Loop (tf32_loop.cuh).
+// Runs on kRowWarps warps; `warp` is the caller's number among them. Config: that of Tf32Loop (tf32_loop.cuh).
 template <class Config>
 class Tf32Producer {
     using T = typename Config::Value;
@@ -120,7 +124,7 @@ class Tf32Producer {
     using InputTile = SwizzledTile<T, 16>;
     using Half = HalfOperands<T>;
     using Ops = Tf32Operands<kSplit>;
-    // Where k, a, b and w lie after r.
+    // Offsets of k, a, b and w from r.
     static constexpr int kOfK = Tile::kElements, kOfA = 2 * kOfK, kOfB = 3 * kOfK, kOfW = 4 * kOfK;
     static constexpr int kFragments = ceil_div(4, kWarps);     // of a warp
     static_assert(kStages == 2 || kStages == 4, "slots are found by the low bits of a chunk's number");
@@ -129,7 +133,8 @@ class Tf32Producer {
 public:
     using Buffers = Tf32Buffers<Config::kK, kWarps, !kWide>;
     static constexpr int kTiles = Buffers::kTiles, kPerWarp = ceil_div(kTiles, kWarps);
-    // 16-bit values of a tile of keys, and of a warp. WholeRowCopier asks for the shifts.
+    // 16-bit values of a tile of keys, and of a warp. The 16 values more per tile and per warp are shifts for
+    // WholeRowCopier.
     static constexpr int kInputs = kOfW + TileW::kElements + (kRowCopies ? 16 * kWarps : 0);
     static constexpr int kWarpInputs = kPerWarp * kStages * kInputs + (kRowCopies ? 16 : 0);
     static constexpr int kBytes = Buffers::kBytes + 2 * kWarps * kWarpInputs;
@@ -164,12 +169,13 @@ public:
         }
     }
 
-    // Where warps copy for each other, at the end of an interval: the thread's copies for the next put_rows are there.
+    // With kRowCopies, at the end of an interval: waits for the thread's copies that the next put_rows reads.
     KGEN_DEVICE void await_inputs() const {
         if constexpr (kRowCopies) cp_async_wait<kStages - 2>();
     }
 
-    // Rows and decays of a chunk, and what the warp's keys add to its scores. Chunks from 0 on, each once.
+    // Computes the rows and decays of a chunk, and the warp's keys' part of its scores. Call it once per chunk, from
+    // chunk 0 on.
     KGEN_DEVICE void put_rows(int chunk, int slot) {
         if constexpr (!kRowCopies) {
             cp_async_wait<kStages - 2>();
@@ -193,7 +199,7 @@ public:
         }
     }
 
-    // Scores of a chunk, a fragment per warp.
+    // Stores the scores of a chunk; each warp sums up one fragment after the other.
     KGEN_DEVICE void put_scores(int chunk, int slot) const {
 #pragma unroll
         for (int n = 0; n < kFragments; ++n) {
@@ -203,7 +209,7 @@ public:
         }
     }
 
-    // The inverse, by one of the warps; by another one for the next chunk.
+    // Computes the inverse. One warp does, and the warps take turns from chunk to chunk.
     KGEN_DEVICE void put_inverse(int chunk) const {
         if (warp_ != (chunk & (kWarps - 1))) return;
         const int column = lane_id() % 16;
@@ -218,7 +224,7 @@ public:
 
 private:
     using Quad = Select<kWide, Vec<float, 4>, Vec<u32, 2>>;  // values of four keys
-    using Factors = float[2][4];  // of the two steps, by key
+    using Factors = float[2][4];  // of the lane's two steps, by key
     // Products with k and with b.
     struct Scores {
         float far[2][4], near[2][4];
@@ -229,8 +235,8 @@ private:
 
     static KGEN_DEVICE float rounded(float x) { return bit_cast<float>(near_tf32(x)); }
 
-    // The early step of the lanes with row g of a fragment. In this order lanes that read four keys, or store four
-    // words of rows, meet no bank conflicts.
+    // The early step of the lanes that hold row g of a fragment. In this order, lanes that read four keys, or store
+    // four words of rows, have no bank conflicts.
     static KGEN_DEVICE int early_of(int g) { return g % 2 * 4 + g / 2 % 2 * 2 + g / 4; }
     static KGEN_DEVICE int early() { return early_of(mma_lane().g); }
     static KGEN_DEVICE int step(int which) { return which == 0 ? early() : 15 - early(); }
@@ -241,8 +247,8 @@ private:
         return inputs_ + ((chunk & (kStages - 1)) * kPerWarp + n) * kInputs;
     }
 
-    // The lane's sums of a fragment of the scores, of a warp's keys. Inputs in fp32 leave no room for them where two
-    // blocks share an SM: there they replace the chunk's inputs, which the warp has read.
+    // The lane's sums of a fragment of the scores, over a warp's keys. With inputs in fp32, shared memory has no room
+    // for these sums if two blocks share an SM; they replace the chunk's inputs, which the warp has read.
     KGEN_DEVICE Vec<float, 4>* sums_of(int chunk, int warp, int fragment) const {
         float* of_warp = buffers_.first + Buffers::kOfSums + warp * Buffers::kSums;
         if constexpr (kWide) of_warp = reinterpret_cast<float*>(inputs_of(chunk, 0) + (warp - warp_) * kWarpInputs);
@@ -296,7 +302,7 @@ private:
         w_.advance();
     }
 
-    // Four keys of the lane's two steps.
+    // Reads four keys of the lane's two steps.
     static KGEN_DEVICE void read(Quad (&quads)[2], const u16* tile) {
 #pragma unroll
         for (int which = 0; which < 2; ++which)
@@ -324,8 +330,8 @@ private:
         }
     }
 
-    // As decay_of, without the division, which is a function call beside the registers of a tile: the sigmoid is within
-    // 2 ulp, or 0 where it is below 2^-126.
+    // Like decay_of, without its division, which is a function call while the registers of a tile are in use: the
+    // sigmoid is within 2 ulp, or 0 where it is below 2^-126.
     static KGEN_DEVICE float near_decay_of(float w) {
         if constexpr (kForm == DecayForm::clamp) {
             return exp(-kClamp * fast_reciprocal(1.0f + exp(-w)));
@@ -354,8 +360,8 @@ private:
         Ops::template multiply<Ops::kPasses - 1>(sums, a, b);
     }
 
-    // The products of blocks of 2 * kHalf steps. before: decays from the middle to before a late step; behind: from
-    // after an early step to the middle. flip: whether step(0), not step(1), is of a late half.
+    // The products of blocks of 2 * kHalf steps. before: product of the decays from the middle to before the late step;
+    // behind: from after the early step to the middle. flip: whether step(0), not step(1), is in a late half.
     template <int kHalf>
     static KGEN_DEVICE void multiply_level(float (&of_k)[4], float (&of_b)[4], const Inputs& in,
                                            const Factors& decay, const Factors& before,
@@ -385,12 +391,12 @@ private:
         }
     }
 
-    // r_t k_t and r_t b_t of steps g and g + 8, in the places of a lane's diagonal.
+    // r_t k_t and r_t b_t of steps g and g + 8, stored where a lane has the diagonal.
     static KGEN_DEVICE void put_diagonal(float (&near)[2][4], const Inputs& in, const u16* inputs) {
         if constexpr (kWide) {
 #pragma unroll
             for (int which = 0; which < 2; ++which) {
-                // The lanes of a step have four keys each.
+                // The four lanes of a step have four keys each.
                 float sums[2] = {};
 #pragma unroll
                 for (int x = 0; x < 4; ++x) {
@@ -421,8 +427,9 @@ private:
         }
     }
 
-    // Puts the products of a level below 8 into `near`; then goes from blocks of kHalf steps to blocks of twice as
-    // many. all: the products of decays over the blocks of both steps.
+    // Stores the products of a level with halves below 8 steps in `near`; then extends `before`, `behind` and `all`
+    // from blocks of kHalf steps to blocks of twice as many. all: the products of the decays over the blocks of both
+    // steps.
     template <int kHalf>
     static KGEN_DEVICE void add_level(float (&near)[2][4], const Inputs& in, const Factors& decay,
                                       Factors& before, Factors& behind, Factors& all) {
@@ -431,7 +438,7 @@ private:
         float found[2][4] = {};
         multiply_level<kHalf>(found[0], found[1], in, decay, before, behind, flip);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {  // a later, wider level replaces what does not count
+        for (int i = 0; i < 8; ++i) {  // later, wider levels replace products that do not count
             const int other = early() ^ early_of(2 * mma_lane().q + i % 2);
             if (other & kHalf) near[i / 4][i % 4] = found[i / 4][i % 4];
         }
@@ -463,7 +470,7 @@ private:
             all[i / 4][i % 4] = decay[i / 4][i % 4];
             before[i / 4][i % 4] = behind[i / 4][i % 4] = 1.0f;
         }
-        // 1. Scores: the diagonal, from the inputs; then levels, from neighbours to the halves of the chunk.
+        // 1. Scores: the diagonal, from the inputs; then the levels, from adjacent steps to the halves of the chunk.
         float near[2][4];
         put_diagonal(near, in, inputs);
         add_level<1>(near, in, decay, before, behind, all);
@@ -484,7 +491,7 @@ private:
         }
         // 2. Rows for products with the state.
         float* reads = buffers_.reads(slot, Buffers::kReadA) + 16 * tile + key();
-        // The lane's words of a key's row differ from those of its first key and early step in few bits.
+        // The offsets of the lane's words differ from that of its first key and early step in a few bits only.
         const int first = Buffers::of_updates(slot, Buffers::kUpdateK) + 256 * tile +
                           StepTile::place(key(), early());
 #pragma unroll
@@ -516,8 +523,8 @@ private:
         }
     }
 
-    // Where element i of the lane's four of a fragment belongs: in the tile of a score, or in the triangle. The first
-    // two are r's.
+    // Where element i of the lane's four elements of a fragment belongs: its offset in the tile of a score, or in the
+    // triangle. Elements 0 and 1 are r's, elements 2 and 3 are a's.
     static KGEN_DEVICE int place_of(int fragment, int i) {
         const int g = mma_lane().g, n = 2 * mma_lane().q + i % 2;
         if (is_diagonal(fragment, i)) return StepTile::place(g + i / 2 * 8, g + i / 2 * 8);
@@ -527,13 +534,13 @@ private:
         const int early = column & half ? 15 - column : column;
         return i >= 2 && fragment % 2 == 1 ? late * 16 + early : StepTile::place(late, early);
     }
-    // Steps g, of r's elements, and g + 8, of a's.
+    // Whether element i is on r's diagonal: step g if the element is in r's rows, step g + 8 if it is in a's rows.
     static KGEN_DEVICE bool is_diagonal(int fragment, int i) {
         return fragment >= 2 && mma_lane().g == 2 * mma_lane().q + i % 2;
     }
 
-    // Writes the sums of a fragment over all keys to the matrix that it belongs to: far scores of k, far scores of b,
-    // near scores of k, near scores of b.
+    // Adds up a fragment over the warps' keys, and stores the sums in their matrix. Fragments: far of k, far of b, near
+    // of k, near of b.
     KGEN_DEVICE void put_fragment(int chunk, int slot, int fragment, const u32 (&places)[2]) const {
         Vec<float, 4> sums = *sums_of(chunk, 0, fragment);
 #pragma unroll

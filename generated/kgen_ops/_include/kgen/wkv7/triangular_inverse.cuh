@@ -6,8 +6,8 @@
 
 namespace kgen::wkv7 {
 
-// Column `column` of (I - L)^-1 in `found`, by each lane. L lies in shared memory, `stride` floats from row to row; it
-// is strictly lower triangular, with Upper strictly upper. Lanes read the same words.
+// Each lane computes column `column` of (I - L)^-1 in `found`. L lies in shared memory, `stride` floats from row to
+// row; it is strictly lower triangular, or with Upper strictly upper triangular. All lanes read the same words.
 template <bool Upper>
 KGEN_DEVICE void inverse_column(const float* triangle, int stride, int column, float (&found)[16]) {
 #pragma unroll
@@ -23,11 +23,12 @@ KGEN_DEVICE void inverse_column(const float* triangle, int stride, int column, f
     }
 }
 
-// Column `column` of (I - L)^-1 - I, by each lane. L is zero on its diagonal and above, in memory too.
+// Each lane computes column `column` of (I - L)^-1 - I. L is zero on its diagonal and above, in memory too.
 KGEN_DEVICE void strict_inverse_column(const float* triangle, int stride, int column, float (&found)[16]) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) found[i] = i == 0 ? 0.0f : triangle[i * stride + column];
-    // Each element that is complete is added to all later ones: chains are as short as a triangle's can be.
+    // Once an element is complete, its products are added to all later elements: dependent chains are as short as they
+    // can be.
 #pragma unroll
     for (int j = 1; j < 15; ++j)
 #pragma unroll
