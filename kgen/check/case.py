@@ -40,11 +40,11 @@ FARS: tuple[Layout, ...] = (FAR, "far second", "far third")
 class Case:
     """The description of one input set.
 
-    The layout applies to the inputs that may have free strides. Gaps differ between inputs.
+    Strides only differ from contiguous ones in dims with free strides. Gaps differ between inputs.
 
     - `contiguous`: no gaps.
-    - `strided`: a stride is a multiple of 16 bytes larger than contiguous (vector loads stay
-      aligned); `odd strides`: larger by an odd number of elements.
+    - `strided`: strides exceed contiguous ones by multiples of 16 bytes (vector loads stay
+      aligned); `odd strides`: by an odd number of elements.
     - `permuted`: the last two dims with free strides are transposed in memory.
     - `shifted`, `shifted 8 bytes`, `shifted 16 bytes`: contiguous, and every input begins one
       element, 8 or 16 bytes after an aligned address, as a view may. `apart`: `strided`, and begins
