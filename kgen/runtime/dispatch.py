@@ -166,7 +166,7 @@ class Dispatcher:
         """
         refuse_traces(self.signature)
         if isinstance(tensors[0], Tensor) and tensors[0].device.type == "meta":
-            if not any_autocast():  # which would cast first
+            if not any_autocast():  # autocast would cast the tensors first
                 bind_arguments(self.signature, tensors, scalars, flags)
             return self.dispatched(tensors, scalars, flags)
         if not all(tensor is None or has_own_values(tensor) for tensor in tensors):
@@ -294,9 +294,9 @@ class Dispatcher:
         self, error: Exception, tensors: Sequence[object], scalars: Sequence[object],
         flags: Sequence[object] = (),
     ) -> None:
-        """Raise an error that names the argument, if one of a wrong kind made a call raise `error`.
+        """If an argument of a wrong kind made a call raise `error`, raise an error that names it.
 
-        Only such a call pays for these checks.
+        These checks only run after an error, so that other calls do not pay for them.
         """
         check_kinds(error, self.signature, tensors, scalars, flags)
 
@@ -367,7 +367,7 @@ class Dispatcher:
         """Load the kernel that `explain` names.
 
         Raises:
-            TypeError, ValueError, DispatchError: As `explain` does.
+            TypeError, ValueError, DispatchError: As in `explain`.
         """
         why = self.explain(dims, dtypes, device)
         with self._lock:

@@ -134,7 +134,7 @@ class ConfigCall(Call):
         return value
 
 
-Value = int | float | bool | str  # of a parameter
+Value = int | float | bool | str  # the value of a parameter
 
 
 Rule = Callable[[Call], bool]

@@ -12,7 +12,7 @@ class Launched(NamedTuple):
     """A launch that is not empty."""
 
     ctas: int
-    threads: int  # of a CTA
+    threads: int  # threads of a CTA
     smem_bytes: int  # dynamic shared memory of a CTA
 
 
@@ -68,12 +68,12 @@ def launches_of(family: Family, call: Call) -> LaunchList:
 
 
 def fits_device(family: Family, call: Call) -> bool:
-    """Whether the device admits the launches of a config: threads and shared memory of a CTA."""
+    """Whether a config's launches keep the device's limits on a CTA's threads and shared memory."""
     seen = LaunchList()
     try:
         family.bind(seen, call)  # type: ignore[arg-type]
     except ArithmeticError:
-        return True  # by an extent of 0: nothing is launched
+        return True  # a division by an extent of 0: nothing is launched
     return all(
         threads <= call.max_threads_per_block and smem <= call.smem_per_block
         for threads, smem in seen.prepared
