@@ -179,9 +179,8 @@ class Fixture:
         return sum(s.bytes for s in self._kept.values())
 
     def references(self, made: InputSet) -> Iterator[tuple[Slab, Mapping[str, Reference]]]:
-        """Yield the oracle's outputs slab by slab, cached or evaluated now.
-
-        Outputs that are sums over the slab dim come once, at the end, with the slab `WHOLE`.
+        """Yield the oracle's outputs slab by slab, cached or evaluated now; outputs that are sums
+        over the slab dim come once, at the end.
         """
         if made.cached is not None:
             yield from made.cached
@@ -375,10 +374,8 @@ Admits = Callable[[Mapping[str, int | str], Mapping[str, Tensor]], bool]
 
 
 def guard_numbers(fixture: Fixture, made: InputSet) -> dict[str, int | str]:
-    """The numbers that a guard may use, by name.
-
-    These are the problem's names, and `<tensor>_stride_<dim>` in elements for each free stride; 0
-    for a tensor that the problem leaves out.
+    """The numbers that a guard may use: the problem's names, and `<tensor>_stride_<dim>` in
+    elements for each free stride; 0 for a tensor that the problem leaves out.
     """
     numbers = made.problem.names
     tensors = made.tensors

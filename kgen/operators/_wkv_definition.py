@@ -294,8 +294,8 @@ def _factors(k: torch.Tensor, v: torch.Tensor) -> Steps:
 
 
 def _accumulate(terms: torch.Tensor, decay: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """Turn the terms k_t v_t^T, [steps, ..., K, V], in place into the states after each step;
-    return the last state.
+    """Turn the terms k_t v_t^T, [steps, ..., K, V], into the states after each step; return the
+    last one.
     """
     for made, d_t in zip(terms.unbind(0), decay[..., None].unbind(-3), strict=True):
         state = made.addcmul_(d_t, state)
@@ -381,10 +381,8 @@ def _starts(
 
 
 def _in_chunks(x: torch.Tensor, pad: float = 0.0) -> torch.Tensor:
-    """`in_chunks` with about as many chunks as steps per chunk.
-
-    Then the sequential ops over chunks and those over the steps of all chunks are about equally
-    many.
+    """`in_chunks` with about as many chunks as steps per chunk, so that the sequential ops over
+    chunks are about as many as those over the steps of all chunks.
     """
     return in_chunks(x, max(1, math.isqrt(x.shape[2] // 2)), pad)
 

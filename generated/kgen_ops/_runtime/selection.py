@@ -207,8 +207,7 @@ class _Request(NamedTuple):
         )
 
 
-# Sort key of a choice: whether it is the safe variant, whether it breaks a rule of efficiency, and
-# its cost.
+# Sort key of a choice: (is the safe variant, breaks a rule of efficiency, cost).
 _Rank: TypeAlias = tuple[bool, bool, float]
 
 
@@ -270,10 +269,8 @@ def _of_rows(
 
 
 def _won(request: _Request, ranking: Ranking | None) -> list[Start]:
-    """The configs that won the nearest recorded searches.
-
-    They were timed but not certified, so their distance is larger than that of a row's config.
-    """
+    """The configs that won the nearest recorded searches. They were timed but not certified, so
+    their distance is larger than that of a row's config."""
     winners = [(request.distance(one), one) for one in (ranking.winners if ranking else ())]
     found: list[Start] = []
     for far, winner in sorted(winners, key=lambda entry: entry[0]):
@@ -286,10 +283,8 @@ def _won(request: _Request, ranking: Ranking | None) -> list[Start]:
 
 
 def _unproven(request: _Request, known: Iterable[tuple[float, Row]]) -> list[Start]:
-    """The configs that a search would try first.
-
-    The distance of a config that no row holds is that of its variant's nearest row, plus a penalty.
-    """
+    """The configs that a search would try first. The distance of one that no row holds is that of
+    its variant's nearest row, plus a penalty."""
     nearest: dict[str, float] = {}
     for far, row in known:
         nearest.setdefault(row.config.partition("(")[0], far)
@@ -320,8 +315,7 @@ def _instances(
     offered: set[str] = set()  # variants with a legal config
     for start in sorted(starts, key=lambda start: start.far):
         family = start.rules.family
-        # A config that is farther than the best so far serves only if that one fails. One config
-        # per variant is enough for this case.
+        # A config farther than the best one serves only if that fails: one per variant is enough.
         changes = MOST_CHANGES if start.far < least or family.name not in offered else 0
         found = start.rules.adapted(start.values, changes)
         if found is None or found.instance.config in as_they_are:
