@@ -1,4 +1,4 @@
-"""The bound on the errors of each output, from what the definition itself loses."""
+"""The bound on the errors of each output, derived from the errors of the definition itself."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from kgen.model.problem import Problem
 from kgen.model.signature import Pass
 
 LARGEST_BOUND = 0.5
-"""A bound beyond this lets wrong outputs pass, so that a case with it is a mistake."""
+"""A larger bound would let wrong outputs pass, so a case that needs one is a mistake."""
 
 _WIDER = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What is allowed of |y - y64| / scale.
+    """The limit on |y - y64| / scale.
 
     Attributes:
         bound: Twice `loss`, plus the floor of the output's dtype.
-        loss: What the definition itself loses.
+        loss: The largest scaled error of the definition itself.
         eager_error: The error of the definition run in the problem's dtypes; differs from
             `loss` where that run leaves its dtype's range.
     """
@@ -42,17 +42,18 @@ def combine(
     what: str,
     rounding: DType | None = None,
 ) -> dict[str, Bound]:
-    """Turn the losses of an input set, with those of the pool, into bounds.
+    """Compute the bounds of an input set from its losses and those of the pool.
 
     Args:
         losses: Per output (eager, ranged) as in `Evaluation`, largest over the slabs.
         pool: Bounds of the problem's ordinary inputs; empty while they are being made.
         pass_: Declares the results.
         problem: Gives their dtypes.
-        what: Names the inputs in an error.
-        rounding: What operands of products may be rounded to; its ulp is added to the floor.
+        what: Name of the inputs in error messages.
+        rounding: The dtype that operands of products may be rounded to; its eps is added to the
+            floor.
     Raises:
-        VerifyError: If the bound would be so wide that it says nothing.
+        VerifyError: If a bound would exceed `LARGEST_BOUND`.
     """
     bounds: dict[str, Bound] = {}
     for t in pass_.results:
@@ -76,12 +77,14 @@ def combine(
 def widened(bounds: Mapping[str, Bound]) -> dict[str, Bound]:
     """Widen the bounds of a set whose errors do not average out.
 
-    Where one input is 0, most terms of an output vanish, and its scale with them: the rounding of
-    an exponent shows in what is left, which the other terms would hide. Where rows are equal, they
-    round alike, and the errors of a sum over them add up. Where inputs are equal, sums of their
-    products are sums of squares, which grow with the number of terms and not with its root, and so
-    does what the rounding of such a sum loses. Such sets are for kernels that leave a result out or
-    take another row: they are wrong by all of it.
+    - If an input is 0, most terms of an output vanish, and the output's scale with them. The
+      rounding of an exponent, which the other terms would hide, then shows in the remaining terms.
+    - Equal rows round alike, so the errors of a sum over them add up.
+    - If inputs are equal, sums of their products are sums of squares. These grow with the number of
+      terms instead of its square root, and so do their rounding errors.
+
+    Such sets are meant to find kernels that omit a result or use another row. The error of such a
+    kernel is as large as the result.
     """
     return {
         name: replace(one, bound=min(_WIDER * one.bound, LARGEST_BOUND))

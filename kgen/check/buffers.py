@@ -1,4 +1,4 @@
-"""Guarded device buffers: filled with chosen patterns, canaries around, fingerprints of bits."""
+"""Device buffers between canaries, filled with chosen patterns, and fingerprints of their bits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 GUARD_BYTES = 4096
-"""On each side of a buffer; a multiple of 512 keeps the alignment that torch allocates with."""
+"""Size of the guard on each side of a buffer; a multiple of 512 keeps torch's alignment."""
 
-# One 16-bit pattern for canaries and the nonfinite fill alike. Its exponent bits are all ones and
-# its fraction is not zero in fp16, bf16 and (twice in a row) fp32, so whatever reads past an end or
-# before a write gets NaN. It is not the NaN that arithmetic produces, so a NaN written is told from
-# a place never written.
+# The canaries and the nonfinite fill use the same 16-bit pattern. In fp16, bf16 and (repeated) fp32
+# its exponent bits are all ones and its fraction is not zero. So a read past the end of a buffer or
+# before the first write returns NaN. Arithmetic does not produce this NaN, so a NaN that a kernel
+# wrote differs from an element that it did not write.
 PATTERN = 0xFFA5 - 0x10000
 LARGE = 0x7777
 """A pattern that is a large finite number: 3e4 in fp16, 5e33 in bf16 and fp32, 2e9 in int32."""
@@ -23,11 +23,11 @@ _WORD = int.from_bytes((0xFFA5).to_bytes(2, "little") * 4, "little", signed=True
 
 
 class Fill(Enum):
-    """What a buffer holds before a launch: a 16-bit pattern, repeated, or what it held.
+    """The contents of a buffer before a launch: a repeated 16-bit pattern, or its old contents.
 
     The patterns mean the same in fp16, bf16 and fp32: NaN, a large finite number, its negative,
-    zero. In int32 the first is a small negative number. `SPOILED` is what it held, but for one
-    word of two bytes in 61.
+    zero. In int32 `NONFINITE` is a small negative number. `LEFT` keeps the old contents; `SPOILED`
+    keeps them except for one 16-bit word in 61.
     """
 
     NONFINITE = PATTERN
@@ -38,17 +38,17 @@ class Fill(Enum):
     SPOILED = "spoiled"
 
 
-_SPOILED_STEP = 61  # odd, so that the words fall on every place of a vector
-# A prime, so that no power-of-two stride of a kernel's bug folds onto one column.
+_SPOILED_STEP = 61  # odd, so that the words occur at every position of a vector
+# A prime, so that wrong writes at a power-of-two stride do not all fall into one column.
 _COLUMNS = 262_139
 
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A tensor in the middle of an arena whose every other byte holds `PATTERN`.
+    """A tensor in the middle of an arena; all other bytes of the arena hold `PATTERN`.
 
     Attributes:
-        tensor: What a kernel gets.
+        tensor: The tensor that a kernel gets.
         arena: All bytes as int16: guard, data (with the gaps of a strided tensor), guard.
         start: Index in `arena` of the first data element.
         stop: Index in `arena` just past the last data element.
@@ -69,18 +69,18 @@ class Guarded:
         self.arena.view(torch.int64).fill_(_WORD)
 
     def fill(self, kind: Fill) -> None:
-        """Fill the data alone, so that damage to the guards stays to be seen."""
+        """Fill the data but not the guards, so that damage to the guards stays visible."""
         if kind is Fill.SPOILED:
             data = self.arena[self.start : self.stop]
-            # Which words: from one buffer to the next not the same; the first element is not always
-            # among them, nor always left out.
+            # The first spoiled word depends on the size of the buffer: so buffers differ, and the
+            # first element is spoiled in some of them.
             first = min(data.numel() * 7 // 16 % _SPOILED_STEP, max(data.numel() - 1, 0))
             data[first::_SPOILED_STEP] = LARGE
         elif isinstance(kind.value, int):
             self.arena[self.start : self.stop].fill_(kind.value)
 
     def damage(self) -> tuple[Tensor, Tensor]:
-        """Whether the guard before and the guard after were written; two 0-d bool tensors."""
+        """Whether the guard before and the guard after were overwritten; two 0-d bool tensors."""
         before = (self.arena[: self.start] != PATTERN).any()
         after = (self.arena[self.stop :] != PATTERN).any()
         return before, after
@@ -97,10 +97,10 @@ def guarded(
 
     Args:
         shape: Extents.
-        dtype: Of 2 bytes or more.
-        device: Where.
-        strides: In elements; None for contiguous.
-        shift: Elements between an aligned address and the first one.
+        dtype: A dtype of 2 bytes or more.
+        device: Where to allocate.
+        strides: Strides in elements; None: contiguous.
+        shift: Elements between an aligned address and the first element.
     """
     strides = contiguous_strides(shape) if strides is None else strides
     span = 0
@@ -119,18 +119,18 @@ def guarded(
 
 
 class NoRoomError(Exception):
-    """There are no addresses for a tensor of far rows."""
+    """The address space has no room for a tensor whose rows are gigabytes apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Far(Guarded):
-    """A tensor on the CPU whose rows are gigabytes apart; memory is taken where they are.
+    """A tensor on the CPU whose rows are gigabytes apart; only touched pages take memory.
 
-    Nothing watches what lies between them.
+    It has no guards, and writes between its rows are not detected.
     """
 
     def damage(self) -> tuple[Tensor, Tensor]:
-        """See `Guarded`; never any."""
+        """See `Guarded`; always false, as there are no guards."""
         return torch.tensor(False), torch.tensor(False)
 
 
@@ -138,7 +138,7 @@ def far(shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...]) ->
     """Allocate a tensor of zeros with a stride beyond 32 bits.
 
     Raises:
-        NoRoomError: If the system does not give that many addresses.
+        NoRoomError: If the system refuses to map that much address space.
     """
     span = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
     no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -163,12 +163,12 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def fingerprint(buffer: Guarded) -> Tensor:
-    """Return an int64 vector that tells the arena's bits from other bits.
+    """Return an int64 vector that identifies the arena's bits.
 
-    Small arenas are copied, which makes the comparison exact. Larger ones are summed, modulo
-    2**64, over the 8-byte words that lie a prime number of words apart: one pass of reading and
-    no second buffer of the size of the data. Any single change shows; several changes hide only
-    if they cancel exactly within one such sum.
+    A small arena is copied, so the comparison is exact. In a larger arena, the 8-byte words that
+    are a prime number of words apart are summed modulo 2**64: this reads the data once and needs no
+    second buffer of that size. Any single change is detected; several changes go undetected only if
+    they cancel exactly within one sum.
     """
     if isinstance(buffer, Far):
         return buffer.tensor.contiguous().view(torch.int16)

@@ -1,4 +1,4 @@
-"""One input set of a verification: its name, extents, layout and seed."""
+"""The description of one input set of a verification: its name, extents, layout and seed."""
 
 from __future__ import annotations
 
@@ -31,36 +31,44 @@ REPEATED: tuple[Layout, ...] = (
     "repeated", "repeated first", "repeated second", "repeated third",
 )
 EQUAL_VALUES: tuple[Layout, ...] = (SHARED, EXPANDED, OVERLAPPING, *REPEATED)
-"""Layouts in which values are equal where the memory is."""
+"""Layouts in which several elements occupy the same memory and so have equal values."""
 FAR: Layout = "far"
 FARS: tuple[Layout, ...] = (FAR, "far second", "far third")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One input set to be made.
+    """The description of one input set.
+
+    Strides only differ from contiguous ones in dims with free strides. Gaps differ between inputs.
+
+    - `contiguous`: no gaps.
+    - `strided`: strides exceed contiguous ones by multiples of 16 bytes (vector loads stay
+      aligned); `odd strides`: by an odd number of elements.
+    - `permuted`: the last two dims with free strides are transposed in memory.
+    - `shifted`, `shifted 8 bytes`, `shifted 16 bytes`: contiguous, and every input begins one
+      element, 8 or 16 bytes after an aligned address, as a view may. `apart`: `strided`, and begins
+      32 bytes after an aligned address.
+    - `views`: inputs of one dtype lie side by side in the rows of one tensor.
+    - `shared`: inputs of one shape and dtype are the same memory.
+    - `expanded`: one stride is 0. `repeated`: all free strides are 0; `repeated first` and so on:
+      the stride of the first (second, third) dim with a free stride is 0.
+    - `overlapping`: a row begins in the middle of the row before, as windows of a sequence do.
+    - `one gap`, `one gap second`, `one gap third`: a single dim of each input has a gap; it differs
+      between these layouts and between inputs.
+    - `far`, `far second`, `far third`: the stride of one dim with a free stride exceeds 32 bits.
 
     Attributes:
-        name: `normal`, or one of the operator's cases.
+        name: `normal`, one of the operator's cases, or a set of hard values of this package.
         dims: Extents that differ from the problem's.
-        layout: Strides of the inputs that may have them: none, a multiple of 16 bytes more than
-            contiguous (a vector load stays aligned), an odd number of elements more, or with the
-            last two of the dims whose strides are free changing places in memory. No two inputs
-            have the same gaps. `shifted`: contiguous, and every input begins one element, 8 or 16
-            bytes behind an aligned address, as a view may. `apart`: `strided`, and 32 bytes behind
-            one. `views`: inputs of one dtype lie side by side in the rows of one tensor. `shared`:
-            inputs of one shape and dtype are the same memory. `expanded`: a stride is 0.
-            `overlapping`: a row begins in the middle of the row before, as windows of a sequence
-            do. `repeated`: all free strides are 0; `repeated first` and so on: that of the first
-            dim with a free stride. The values of these are equal where the memory is. `one gap`:
-            one dim of an input has a gap, sets and inputs take turns in which. `far`, `far second`,
-            `far third`: the stride of one of the dims that may have one is beyond 32 bits.
-        seed: Of the generator.
-        fresh: Whether the seed is a trial's own, so that keeping the set is no use.
-        scalars: Values of the pass's scalars; none for the fixture's own.
-        opposite: Whether the scalars that outputs are linear in are negative and above 1.
-        only: The inputs that have the layout, all others being contiguous; none for all inputs.
-        shortened: Extents that the set would have if the host layer were faster.
+        layout: Strides and addresses of the inputs, see above.
+        seed: Seed of the generator.
+        fresh: Whether the seed is a trial's own, so that caching the set is useless.
+        scalars: Values of the pass's scalars; empty: the fixture's.
+        opposite: Whether the scalars in which outputs are linear are replaced by negative values
+            with magnitudes above 1.
+        only: The inputs that have the layout, while all others are contiguous; empty: all inputs.
+        shortened: The intended extents of dims that were shortened for the host layer.
     """
 
     name: str
@@ -75,7 +83,7 @@ class Case:
 
     @property
     def wanted(self) -> str:
-        """Of a shortened set, as in a verdict: `normal C=1 T=8193 (T=513 instead)`; else empty."""
+        """A shortened set in a verdict: `normal C=1 T=8193 (T=513 instead)`; else empty."""
         if not self.shortened:
             return ""
         instead = [f"{n}={v}" for n, v in self.dims if dict(self.shortened).get(n, v) != v]
@@ -84,7 +92,7 @@ class Case:
 
     @property
     def values(self) -> Case:
-        """The case without what its values do not depend on."""
+        """The case without the attributes that have no influence on the values."""
         if self.layout in EQUAL_VALUES:
             return self
         return replace(self, layout="contiguous", only=())
@@ -95,7 +103,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """As in a verdict: `normal M=65 strided`, `normal M=65 shifted x`."""
+        """The set's name in a verdict: `normal M=65 strided`, `normal M=65 shifted x`."""
         parts = [self.name, *(f"{name}={value}" for name, value in (*self.dims, *self.scalars))]
         if self.opposite:
             parts.append("negative scalars")
@@ -104,14 +112,14 @@ class Case:
         return " ".join(parts)
 
     def problem(self, whole: Problem, signature: Signature) -> Problem:
-        """The problem that this set is an input of."""
+        """The problem with the extents of this set."""
         return with_dims(whole, dict(self.dims), signature)
 
 
 def one_by_one(case: Case, pass_: Pass) -> list[Case]:
     """Split a set whose inputs all have a layout into sets where one input has it.
 
-    Guards that refuse the set may do so for one input, and forget another.
+    A guard may refuse the whole set because of one input, and fail to test another input.
     """
     if case.layout not in ("strided", "odd strides", EXPANDED, *SHIFTED):
         return []
@@ -120,15 +128,15 @@ def one_by_one(case: Case, pass_: Pass) -> list[Case]:
 
 
 def unlike_groups(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Groups of inputs such that of any two each is in a group without the other.
+    """Groups of inputs such that each of any two inputs is in a group without the other.
 
-    A kernel that looks at the strides or the address of one input, and takes another to be like
-    it, fails where the first alone is as it wants.
+    A kernel may check the strides or the address of one input and assume that another input is
+    alike. It fails on a set in which the first input is as assumed and the other is not.
     """
     if len(names) < 2:
         return []
     count = next(m for m in itertools.count(2) if math.comb(m, m // 2) >= len(names))
-    codes = itertools.combinations(range(count), count // 2)  # no code is a part of another
+    codes = itertools.combinations(range(count), count // 2)  # no code is a subset of another
     chosen = list(zip(names, codes, strict=False))
     return [tuple(name for name, code in chosen if group in code) for group in range(count)]
 

@@ -1,4 +1,4 @@
-"""Run a kernel on input sets and decide whether it computes its operator."""
+"""Runs a kernel on input sets and decides whether it computes its operator."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ Bind = Callable[[Mapping[str, Tensor], Mapping[str, float]], Callable[[], None]]
 Workspaces = Callable[[Problem], Sequence[Workspace]]
 
 LAUNCHES: Mapping[Level, int] = {"trial": 3, "certify": 5, "host": 4}
-"""On the values of each input set; between them the same buffers hold other values (`steps_of`)."""
+"""Launches on the values of each input set; between them are launches in which the same buffers
+hold other values (`steps_of`)."""
 
 
 def no_workspaces(problem: Problem) -> Sequence[Workspace]:
-    """What a kernel without scratch memory asks for."""
+    """The workspaces of a kernel without scratch memory: none."""
     return ()
 
 
@@ -65,39 +66,47 @@ def verify(
     part: Part | None = None,
     begins: Callable[[int], None] = lambda place: None,
 ) -> Verdict:
-    """Try a kernel on one input set after another until one refuses it.
+    """Verify a kernel on one input set after another, up to the first set on which it fails.
 
-    Every output element of every set must be within |y - y64| <= bound * scale, and NaN or Inf
-    exactly where the oracle says; nothing outside the outputs and workspaces may change; all
-    launches on the same inputs must give the same bits, whatever outputs and workspaces held
-    before, and whatever values the inputs' memory held in a launch between them (`steps_of`).
-    Every launch finds in-out tensors as they were at first; where the operator says that a call
-    must not touch them, no bit may change.
+    The requirements on every set are:
+
+    - Each output element satisfies |y - y64| <= bound * scale, and is NaN or Inf exactly where the
+      oracle is.
+    - No memory outside the outputs and workspaces changes.
+    - All launches on the same inputs give the same bits. The outputs and workspaces may hold
+      anything before a launch, and launches between them may use other values in the same input
+      buffers (`steps_of`).
+    - In-out tensors, which are restored before every launch, keep every bit that the operator
+      declares untouched.
 
     Args:
-        fixture: Of the operator, pass, problem and device.
+        fixture: The fixture of the operator, pass, problem and device.
         bind: Given all inputs, outputs and workspaces by name, and the scalars by name, returns a
-            callable that launches the kernel on torch's current stream. Called once per input set.
-        level: `trial`: a fresh small set, one hard case in turn, and the problem itself at full
-            size; `certify`: all cases, ragged and strided ones, and a fresh set of full size;
-            `host`: all cases, ragged and strided ones, at sizes that a CPU gets through.
+            callable that launches the kernel on torch's current stream. It is called for each input
+            set, and once more to repeat a launch with the tensors at other addresses.
+        level: `trial`: a fresh small set, one of the hard cases (the seed selects which), and the
+            problem itself at full size; `certify`: all cases, ragged and strided ones, and a fresh
+            set of full size; `host`: all cases, ragged and strided ones, at sizes that a CPU can
+            run.
         workspaces: The scratch memory that the kernel needs for a problem.
-        admits: Whether the variant's guards admit a call (see `guard_numbers` for the names it
-            may ask for); sets that it refuses are skipped. In a certificate a set whose inputs all
-            have awkward strides or addresses is followed, if it is skipped, by sets where one input
-            has them. None admits everything.
+        admits: Whether the variant's guards admit a call (`guard_numbers` has the names that a
+            guard may use); sets that it refuses are skipped. At the levels `certify` and `host`, a
+            skipped set whose inputs all have awkward strides or addresses is replaced by sets in
+            which a single input has them. None admits everything.
         constants: Dims that are compile-time constants of the kernel and so keep their extents;
             None: all but the operator's slab dim.
-        seed: Of the fresh inputs; None to take the fixture's next.
-        bitwise: Whether repeated launches must agree bit by bit. If not, each must be within
+        seed: Seed of the fresh inputs; None: the fixture's next seed.
+        bitwise: Whether repeated launches must agree bit by bit. If not, each launch must be within
             the bound.
-        launches: On the values of each input set; None for the level's own number.
-        steady: (dim, extent): how far a host run must go, see `kgen.check.steady`.
-        threads: Of all CTAs for a problem; a host run shortens sets that take too many.
-        far: Whether a host run may have rows that are gigabytes apart: addresses, not memory.
-        part: Which sets to try; None for all. Parts must have the same seed. A part's verdict is
-            ok if none of its own sets refuses the kernel, also if it tried none.
-        begins: Called with the place of a set before that is made.
+        launches: Launches on the values of each input set; None: the level's default.
+        steady: (dim, extent) pairs that a host run must reach, see `kgen.check.steady`.
+        threads: Threads, over all CTAs, that the kernel launches for a problem; a host run shortens
+            sets with too many.
+        far: Whether a host run may have rows that are gigabytes apart; they take address space, not
+            memory.
+        part: Which sets to run; None: all. All parts must be given the same seed. A part's verdict
+            is ok if the kernel fails on none of the part's sets, even if all of them were skipped.
+        begins: Called with the index of each set before the set is made.
     Returns:
         The verdict.
     Raises:
@@ -139,7 +148,7 @@ def verify(
                 continue
             scratch = workspaces(made.problem)
             count = LAUNCHES[level] if launches is None else launches
-            # A mean says something of ordinary inputs: others may all round to one side.
+            # The mean error is checked on ordinary inputs only: others may all round to one side.
             mean = level != "trial" and case.name == NORMAL
             found = _Check(fixture, made, scratch, bitwise, mean).run(bind, steps_of(count))
             fault = found.reason and (
@@ -158,10 +167,11 @@ class _Finding:
 
 
 class _Check:
-    """One kernel on one input set.
+    """Verifies one kernel on one input set.
 
-    All comparisons are left on the device and read back together: waiting once per set, not
-    once per question, is what keeps a small problem's verification in fractions of a ms.
+    The results of all comparisons stay on the device and are read back together. One
+    synchronisation per set instead of one per comparison keeps the verification of a small problem
+    in fractions of a ms.
     """
 
     def __init__(
@@ -209,28 +219,30 @@ class _Check:
             launch()
             scratch.after_launch(step)
             if place == last_other and elsewhere is not None:
-                # The set's own buffers hold other values, the workspaces what is of those.
+                # Launch at other addresses, while the set's own input buffers hold other values and
+                # the workspaces hold what the last launch made of these.
                 elsewhere.clear()
                 scratch.keep()
                 bind(elsewhere.tensors | workspaces, self._fixture.scalars_of(made.case))()
                 for name, bits in elsewhere.prints(made.results).items():
                     self._compare_bits(name, bits, first, self._differs_elsewhere)
-                scratch.put_back()  # for the next launch on the set's values
+                scratch.put_back()  # restore the workspaces for the next launch
                 elsewhere = None
             if not step.own:
                 continue
             if self._bitwise:
                 for name, buffer in made.results.items():
                     self._compare_bits(name, fingerprint(buffer), first, differs)
-            # Launches that agree bit by bit need comparing with the oracle only once.
+            # If all launches must agree bit by bit, comparing the last with the oracle suffices.
             if step is steps[-1] or not self._bitwise:
                 errors.append(self._errors())
         return self._verdict(differs, errors, launch)
 
     def _put_values(self, *, own: bool) -> None:
-        """Give the inputs their own values again, or ordinary ones of another seed.
+        """Fill the inputs with the set's own values, or with ordinary ones of another seed.
 
-        A write into an input would be undone by that: it is looked for before.
+        Before other values overwrite the set's own, inputs are checked for changes, as the
+        overwriting hides a kernel's write into an input.
         """
         made = self._made
         if own:
@@ -240,7 +252,7 @@ class _Check:
         self._fixture.put_values(made, other_case(made.case))
 
     def _changes(self) -> dict[str, Tensor]:
-        """Per input, whether its bits are not what they were; an earlier finding stays."""
+        """Per input, whether its bits have changed, now or at an earlier check."""
         found = {}
         for name in self._made.inputs:
             now = (self._made.print_of(name) != self._made.prints[name]).any()
@@ -313,7 +325,7 @@ class _Check:
             largest[name] = max(largest[name], math.inf if math.isnan(error) else error)
         biased = {name: next(answers) for name in means}
         if spoiled:
-            # What references are evaluated from may be gone: say nothing about the outputs.
+            # The inputs, from which the oracle is evaluated, are damaged: do not judge the outputs.
             self._fixture.spoiled(made)
         else:
             wrong = self._wrong(largest)
@@ -336,7 +348,7 @@ class _Check:
         return mean_errors(self._fixture, self._made, outputs)
 
     def _biases(self, means: Mapping[str, float]) -> list[str]:
-        """Which outputs are off on average, though no element is by much."""
+        """Describe the outputs whose mean error is too large although each element is in bounds."""
         told = []
         for name, mean in means.items():
             bound = self._made.bounds[name].bound
@@ -354,7 +366,9 @@ class _Check:
         ]
 
     def _with_nonfinite_workspaces(self, launch: Callable[[], None]) -> list[str]:
-        """Launches differ and the last was right: is one wrong that finds NaN in workspaces?"""
+        """If launches differ and the last was right, explain errors of a launch with NaN in the
+        workspaces.
+        """
         if not self._scratch:
             return []
         self._made.restore()
@@ -365,7 +379,7 @@ class _Check:
         return [f"with NaN in workspaces {self._explained(name)}" for name in self._wrong(errors)]
 
     def _damage_of_input(self, name: str) -> str:
-        """Tell a write beside an input from a write into it."""
+        """Say whether a kernel wrote into an input, or outside of it."""
         before, after = self._made.inputs[name].damage()
         if bool(before):
             return f"wrote before the start of input {name}"

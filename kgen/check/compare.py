@@ -1,4 +1,4 @@
-"""Compare a kernel's output with the oracle; describe the errors if it differs."""
+"""Compares a kernel's output with the oracle, and describes the errors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kgen.check.precision import overflow_threshold
 
 
 def scaled_error(y: Tensor, reference: Reference, bound: float) -> Tensor:
-    """Return the largest |y - y64| / scale as a 0-d fp32 tensor, without waiting for the device.
+    """Return the largest |y - y64| / scale as a 0-d fp32 tensor, without synchronising.
 
-    NaN and Inf count as 0 where the oracle asks for them or excuses them, and make the result
-    NaN or Inf anywhere else.
+    NaN and Inf count as 0 where the oracle requires or allows them, and make the result NaN or Inf
+    anywhere else.
     """
     if y.numel() == 0:
         return torch.zeros((), device=y.device)
@@ -27,11 +27,12 @@ def scaled_error(y: Tensor, reference: Reference, bound: float) -> Tensor:
 
 
 def summed_errors(y: Tensor, reference: Reference, bound: float) -> Tensor:
-    """Return the sums of (y - y64) / scale, and of the same along the sign of y64, as float64.
+    """Return the sums of (y - y64) / scale and of the same times sign(y64), as float64.
 
-    The first is far from 0 if the output is shifted, the second if it is larger or smaller by a
-    factor. Elements that must be NaN or Inf count as 0. Of 16 bits y64 is rounded first: the
-    elements of c * x with c = 1.002 and x in bf16 all round to the same side, in the best kernel.
+    The first sum is far from 0 if a constant is added to the output, the second if the output is
+    too large or too small by a factor. Elements that must be NaN or Inf count as 0. For an output
+    of 16 bits, y64 is rounded to its dtype first: all elements of c * x with c = 1.002 and x in
+    bf16 round to the same side, even in the best kernel.
     """
     error = _signed_error(y, reference, bound)
     if y.element_size() == 2:
@@ -44,10 +45,10 @@ def summed_errors(y: Tensor, reference: Reference, bound: float) -> Tensor:
 
 
 def _signed_error(y: Tensor, reference: Reference, bound: float) -> Tensor:
-    """(y - y64) / scale in fp32; 0 where a special value is as it should be.
+    """(y - y64) / scale in fp32; 0 where a NaN or Inf is right.
 
-    The subtraction of `high` is exact wherever y is near it (Sterbenz), so that fp32 loses
-    nothing that matters, at half of float64's traffic.
+    The subtraction of `high` is exact wherever y is near it (Sterbenz). So fp32 is accurate enough,
+    at half of float64's traffic.
     """
     error = torch.sub(y, reference.high)
     if error.dtype != torch.float32:
@@ -58,8 +59,8 @@ def _signed_error(y: Tensor, reference: Reference, bound: float) -> Tensor:
         error = torch.addcmul(reference.low, error, reference.inverse, out=error)
     if reference.special is None:
         return error
-    # NaN, but a written one, where the oracle has NaN; Inf of the right sign where the oracle has
-    # it, or where a value that the bound allows rounds to it.
+    # Right are: a NaN where the oracle has NaN, if the kernel wrote it; an Inf of the right sign
+    # where the oracle has Inf, or where a value within the bound rounds to Inf.
     high = reference.high
     reach = high.abs() + bound / reference.inverse
     infinite = (
@@ -87,7 +88,7 @@ def explain(
     bound: Bound,
     references: Iterable[tuple[Slab, Reference]],
 ) -> str:
-    """Return two lines about the elements out of bound: how many, and the worst of them."""
+    """Describe the elements out of bound in two lines: their number, and the worst of them."""
     wrong = unwritten = 0
     worst: _Worst | None = None
     for slab, reference in references:

@@ -1,4 +1,4 @@
-"""The inputs of a case: drawn, and laid out in guarded buffers."""
+"""Draws the inputs of a case and lays them out in guarded buffers."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def drawn_inputs(
     """Draw the inputs of a case, by name.
 
     Args:
-        operator: Draws them.
-        pass_: One of its passes.
-        case: Says which values they have.
-        problem: Of the set.
-        linear_names: The inputs and scalars in which all outputs are linear; asked if the case
-            needs them.
+        operator: Its `make_inputs` draws the values.
+        pass_: One of the operator's passes.
+        case: Its name selects the values.
+        problem: The problem at the extents of the set.
+        linear_names: Returns the inputs and scalars in which all outputs are linear; called only
+            if the case needs them.
         device: Where kernels run.
     Raises:
         VerifyError: If `make_inputs` contradicts the signature.
@@ -141,7 +141,7 @@ def drawn_inputs(
                 drawn, pass_, problem, linear_names(), rows, operator.serial_dims
             )
     elif case.name == ALIKE:
-        steps = operator.serial_dims or rows[:1]  # else all rows of the slab dim are alike
+        steps = operator.serial_dims or rows[:1]  # without steps, rows of the slab dim are equal
         others = rows if operator.serial_dims else []
         drawn = with_steps_alike(drawn, pass_, problem, linear_names(), others, steps)
     elif case.name == OPPOSITE:
@@ -149,7 +149,7 @@ def drawn_inputs(
         drawn = with_opposites(drawn, shared, of, pass_, problem, rows)
     elif case.name in (ONES, ONE_STEP):
         weights = weights_of(pass_, operator.slab_dim)
-        if packing is not None:  # states are of a sequence
+        if packing is not None:  # a state per sequence has no slab dim, but is no weight
             weights -= {t.name for t in pass_.inputs if packing.sequences in t.dims}
         steps = operator.serial_dims
         if case.name == ONES:
@@ -198,7 +198,7 @@ def drawn_inputs(
 
 
 def _row_dims(operator: Operator, pass_: Pass) -> list[str]:
-    """The slab dim and those that repeat the work, of the inputs that the problem has."""
+    """The slab dim and the dims that repeat the work, as far as the pass's inputs have them."""
     slab = () if operator.slab_dim is None else (operator.slab_dim,)
     candidates = dict.fromkeys((*slab, *operator.repeats))
     return [dim for dim in candidates if any(dim in t.dims for t in pass_.inputs)]
@@ -218,19 +218,21 @@ def _shared(
 
 
 def _repeated(value: Tensor, dim: int | None) -> Tensor:
-    """Values that are the same along the dim that an expanded tensor repeats."""
+    """Repeat the first slice along a dim, as a stride of 0 does; None: return the value as it is.
+    """
     return value if dim is None else value.narrow(dim, 0, 1).expand_as(value).contiguous()
 
 
 def demand_values(
     operator: Operator, pass_: Pass, case: Case, drawn: Mapping[str, Tensor]
 ) -> None:
-    """Ordinary inputs that are all zero or all NaN cannot tell right from wrong.
+    """Refuse ordinary inputs that are all zero or all NaN: they do not distinguish kernels.
 
     Raises:
-        VerifyError: If they are.
+        VerifyError: If the inputs are all zero or all NaN.
     """
-    if case.name != NORMAL or case.fresh:  # of a trial: as the others, and it would be waited
+    # A trial's fresh set is not checked: it is drawn like the others, and the check synchronises.
+    if case.name != NORMAL or case.fresh:
         return
     values = [drawn[t.name] for t in pass_.inputs if drawn[t.name].is_floating_point()]
     values = [value for value in values if value.numel() > 0]
@@ -255,11 +257,11 @@ def laid_out(
     """Copy the inputs of a case into guarded memory, in its layout.
 
     Args:
-        operator: Drew them.
-        pass_: One of its passes.
-        case: Says how they lie.
-        problem: Of the set.
-        drawn: By name, in the order of the pass.
+        operator: The operator that drew them.
+        pass_: One of the operator's passes.
+        case: Its layout says how the inputs lie in memory.
+        problem: The problem at the extents of the set.
+        drawn: The inputs by name, in the order of the pass.
         linear_names: As in `drawn_inputs`.
         device: Where kernels run.
     """
@@ -289,10 +291,10 @@ def _laid_out(
     """Copy an input into a guarded buffer.
 
     Args:
-        declared: The input.
-        value: Its value.
-        layout: Of the buffer.
-        place: Among the inputs; those of different places have different gaps between rows.
+        declared: The input's declaration.
+        value: The input's value.
+        layout: The buffer's layout.
+        place: The input's index in the pass; the gap between rows depends on it.
         device: Where kernels run.
     """
     shape = tuple(value.shape)

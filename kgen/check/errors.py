@@ -21,9 +21,9 @@ def scaled_errors(
     """The largest scaled error of each output, still on the device.
 
     Args:
-        fixture: Of the input set.
-        made: The input set that the outputs were made from.
-        outputs: By name, in-out tensors among them; not all have to be there.
+        fixture: The fixture that made the input set.
+        made: The input set from which the outputs were computed.
+        outputs: Outputs and in-out tensors by name; some may be missing.
     """
     worst: dict[str, Tensor] = {}
     for slab, references in fixture.references(made):
@@ -38,14 +38,15 @@ def scaled_errors(
 
 
 MEAN_SHARE = 0.1
-"""Of the bound of an element that a mean error may use: errors that round cancel, others do not."""
+"""Share of an element's bound that the mean error may reach: rounding errors cancel in the mean,
+systematic errors do not."""
 MEAN_SHARE_16 = 0.03
-"""The same of an output of 16 bits. There the bound is nearly all rounding of the result, whose
-mean is 0. Rounding toward zero uses 0.06; the kernels of all operators use sampling noise alone."""
-_MEAN_NOISE = 2.0  # times the bound over the square root of the elements
-_MEAN_NOISE_16 = 1.5  # at most 0.6 was seen
-_DIVERSE = 8  # least extent of the last dim of an output whose values are taken to be independent
-_MEAN_ULPS = 2.0  # of fp32: tensor cores cut off where they add
+"""The same for an output of 16 bits, whose bound is mostly the rounding of the result, with a mean
+of 0. Rounding toward zero reaches 0.06; the kernels of all operators stay within sampling noise."""
+_MEAN_NOISE = 2.0  # sampling noise allowed: this times bound / sqrt(number of elements)
+_MEAN_NOISE_16 = 1.5  # the same for 16 bits; 0.6 is the largest value seen
+_DIVERSE = 8  # values are taken to be independent if the last dim has at least this extent
+_MEAN_ULPS = 2.0  # fp32 ulp allowed beyond that: tensor cores truncate when they accumulate
 
 
 def mean_errors(
@@ -53,7 +54,7 @@ def mean_errors(
 ) -> dict[str, Tensor]:
     """The larger of each output's two mean scaled errors (`summed_errors`), on the device.
 
-    Args: as of `scaled_errors`.
+    Args: as in `scaled_errors`.
     """
     sums: dict[str, Tensor] = {}
     for slab, references in fixture.references(made):
@@ -67,14 +68,14 @@ def mean_errors(
 
 
 def largest_mean(bound: float, y: Tensor) -> float:
-    """What is allowed of an output's mean scaled error, beside the bound of an element.
+    """The limit on an output's mean scaled error.
 
     Args:
-        bound: Of an element.
-        y: The output; only its shape and dtype are looked at.
+        bound: The bound on the scaled error of a single element.
+        y: The output; only its shape and dtype are used.
     """
     share, noise = MEAN_SHARE, _MEAN_NOISE
-    # A norm of one column gives the same value in every row, which is rounded to one side.
+    # With one column, a norm gives the same value in every row, and all rows round to one side.
     if y.element_size() == 2 and y.dim() > 0 and y.shape[-1] >= _DIVERSE:
         share, noise = MEAN_SHARE_16, _MEAN_NOISE_16
     sampled = noise * bound / math.sqrt(max(y.numel(), 1))
@@ -84,9 +85,9 @@ def largest_mean(bound: float, y: Tensor) -> float:
 def output_accuracy(
     fixture: Fixture, made: InputSet, outputs: Mapping[str, Tensor]
 ) -> tuple[OutputAccuracy, ...]:
-    """The error of each output beside its bound; infinite if something is NaN that must not be.
+    """The error of each output beside its bound; infinite if an element is wrongly NaN.
 
-    Args: as of `scaled_errors`.
+    Args: as in `scaled_errors`.
     """
     errors = scaled_errors(fixture, made, outputs)
     found = []
@@ -100,13 +101,13 @@ def output_accuracy(
 
 
 def touched_elements(made: InputSet, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Whether bits changed where a launch must leave them as they were, on the device.
+    """Whether bits changed in elements that a launch must not touch, still on the device.
 
     Args:
-        made: The input set that the outputs were made from.
-        outputs: By name; not all have to be there.
+        made: The input set from which the outputs were computed.
+        outputs: Outputs and in-out tensors by name; some may be missing.
     Returns:
-        By name of an in-out tensor, a 0-d bool tensor.
+        A 0-d bool tensor for each in-out tensor with such elements, by name.
     """
     found: dict[str, Tensor] = {}
     for name, untouched in made.untouched.items():
@@ -119,14 +120,14 @@ def touched_elements(made: InputSet, outputs: Mapping[str, Tensor]) -> dict[str,
 
 
 def touched_text(name: str) -> str:
-    """What to say of a tensor for which `touched_elements` is true."""
+    """The message for a tensor for which `touched_elements` is true."""
     return f"{name} was written where the call must leave it as it was"
 
 
 def fault_of(fixture: Fixture, made: InputSet, outputs: Mapping[str, Tensor]) -> str:
-    """Say which outputs are out of bound, with the worst element of each; empty if none is.
+    """Describe the outputs out of bound, with the worst element of each; empty if there are none.
 
-    Args: as of `scaled_errors`.
+    Args: as in `scaled_errors`.
     """
     errors = scaled_errors(fixture, made, outputs)
     wrong = [n for n, error in errors.items() if not float(error) <= made.bounds[n].bound]
@@ -137,7 +138,7 @@ def fault_of(fixture: Fixture, made: InputSet, outputs: Mapping[str, Tensor]) ->
 
 
 def explained(fixture: Fixture, made: InputSet, y: Tensor, name: str) -> str:
-    """Say how much of an output is out of bound, and the worst element."""
+    """Describe how many elements of an output are out of bound, and the worst of them."""
     declared = next(t for t in fixture.pass_.results if t.name == name)
     parts = (
         (slab, references[name])
@@ -148,5 +149,5 @@ def explained(fixture: Fixture, made: InputSet, y: Tensor, name: str) -> str:
 
 
 def other_values(fixture: Fixture, made: InputSet) -> dict[str, Tensor]:
-    """Inputs like those of an input set, with other values."""
+    """Draw other values for the inputs of an input set, by name."""
     return fixture.values(other_case(made.case), made.problem)

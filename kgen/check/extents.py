@@ -1,4 +1,4 @@
-"""The extents of input sets: each as large as a set may be, and no larger."""
+"""Chooses the extents of the input sets, within the limits on their size and work."""
 
 from __future__ import annotations
 
@@ -49,8 +49,15 @@ class Extents(SetLimits):
     def reduced(
         self, rows: int, budget: int, constants: Collection[str], times: int = 1, least: int = 1
     ) -> Dims:
-        """Few rows of the slab dim, few steps; where that is not enough, less of the other run-time
-        dims. At least `least` rows, if one fits.
+        """Shorten the slab dim and the steps, then the other run-time dims, until a set fits.
+
+        Args:
+            rows: Most rows of the slab dim; at most `QUICK` if the operator repeats its work
+                along that dim.
+            budget: Most bytes of inputs and outputs.
+            constants: Dims that are compile-time constants of the kernel and keep their extents.
+            times: Most arithmetic, as a multiple of a small set's.
+            least: Rows to keep at first, even if their bytes exceed the budget.
         """
         slab = self.operator.slab_dim
         dims = {
@@ -60,7 +67,7 @@ class Extents(SetLimits):
         }
         if slab is not None and slab not in constants:
             fits = max(least, budget // max(self.bytes({**dims, slab: 1}), 1))
-            if slab in self.operator.repeats:  # a row is a whole sequence there, not a line
+            if slab in self.operator.repeats:  # a row is a whole sequence there, not one vector
                 rows = min(rows, QUICK)
             dims[slab] = min(rows, fits)
         smallest = {
@@ -79,10 +86,10 @@ class Extents(SetLimits):
         return dims
 
     def pool(self) -> Dims:
-        """Enough elements that the largest error of ordinary inputs is a stable number.
+        """Extents with enough elements that the largest error of ordinary inputs is stable.
 
-        The definition alone runs on them, so the slab dim may have any extent; and every dim,
-        where all sets are small.
+        Only the definition runs on these inputs, no kernel. So the slab dim may have any extent,
+        and so may every other dim where the arithmetic of a set is limited (`Sizes.flops`).
         """
         slab = self.operator.slab_dim
         if self.sizes.flops is not None:
@@ -107,7 +114,9 @@ class Extents(SetLimits):
                     yield dims
 
     def unequal(self, constants: Collection[str]) -> Iterator[Dims]:
-        """Several of every dim that repeats the work, no two the same, not all powers of two."""
+        """Small, pairwise different extents in the dims that repeat the work, not all of them
+        powers of two.
+        """
         repeats = [
             name
             for name in self.operator.repeats
@@ -123,8 +132,9 @@ class Extents(SetLimits):
     ) -> Iterator[Dims]:
         """All run-time dims at once at extents that end inside tiles.
 
-        Where that is too much work, sets take turns: many rows and heads of fewer features, or one
-        row and head with few steps. So there are sets in which two dims are large.
+        Sets alternate between wide ones, with several rows and heads, and narrow ones, with one row
+        and one head. A set that is too much work is shortened: a wide one in its features first, a
+        narrow one in its steps first. So there are sets in which two dims are large.
         """
         free = self.smallest_extents(constants)
         for turn in range(len(BETWEEN)):
@@ -140,8 +150,8 @@ class Extents(SetLimits):
     def few_tiles(
         self, constants: Collection[str], threads: Threads | None = None
     ) -> Iterator[Dims]:
-        """All run-time dims at once at one or a few whole tiles; then the dims that repeat the
-        work, with all else as small as can be.
+        """All run-time dims at once at one or a few whole tiles; then only the dims that repeat
+        the work, with all other dims at their smallest.
         """
         for turn in range(len(TILES)):
             dims = {}
@@ -177,8 +187,8 @@ class Extents(SetLimits):
     def alike(
         self, constants: Collection[str], threads: Threads | None = None
     ) -> Iterator[Dims]:
-        """All run-time dims at one extent, or in turn at it and at twice as much; then many steps
-        of several rows, and of many features.
+        """All run-time dims at one extent, or alternately at that extent and at twice as much; then
+        many steps with several rows, and many steps with many features.
         """
         free = self.smallest_extents(constants)
         for turns in ((1, 1), (1, 2), (2, 1)):
@@ -198,7 +208,10 @@ class Extents(SetLimits):
                 yield dims
 
     def runs(self, constants: Collection[str], threads: Threads | None = None) -> Iterator[Dims]:
-        """Steps of which a third are whole tiles, and several heads, as far as there is room."""
+        """The extents of the set with runs of zeros: as many steps and heads as fit.
+
+        A third of the steps is a run of zeros, long enough to cover whole tiles.
+        """
         smallest = self.narrow_extents(constants)
         steps = [name for name in self.operator.serial_dims if name in smallest]
         slab = self.operator.slab_dim
@@ -219,7 +232,7 @@ class Extents(SetLimits):
     def drawn(
         self, seed: int, constants: Collection[str], threads: Threads | None = None
     ) -> Dims:
-        """All run-time dims at random extents; none if no set is small enough."""
+        """All run-time dims at random extents; empty if the set cannot be made small enough."""
         draw = random.Random(seed)
         dims = {}
         is_wide = draw.random() < 0.5
@@ -234,8 +247,10 @@ class Extents(SetLimits):
         return BETWEEN_HEADS if name in self.operator.head_dims else BETWEEN
 
     def _fit(self, dims: Dims, is_wide: bool, threads: Threads | None) -> bool:
-        """Shorten dims until a set is modest; of a wide one first what is neither a step nor a
-        repetition. Whether it is modest then.
+        """Shorten dims in place until a set is modest, and return whether that succeeded.
+
+        A wide set is first shortened in the dims that are neither steps nor repetitions, any other
+        set in its steps.
         """
         steps = [name for name in dims if name in self.operator.serial_dims]
         repeats = [name for name in dims if self.repeats(name)]
@@ -254,7 +269,7 @@ class Extents(SetLimits):
         return True
 
     def rows_of_kinds(self, constants: Collection[str]) -> Dims:
-        """As `unequal`, but with as many heads as there may be kinds of rows, and fewer steps."""
+        """As `unequal`, but with `ROW_HEADS` heads, one for each kind of row, and fewer steps."""
         repeats = [name for name in self.operator.repeats if name not in constants]
         dims = next(self.unequal(constants), {})
         if not dims and (not repeats or not self.operator.serial_dims):
@@ -273,8 +288,9 @@ class Extents(SetLimits):
     def many(
         self, constants: Collection[str], threads: Threads | None = None
     ) -> Iterator[Dims]:
-        """Of a host's proof: many rows, then many of each dim that repeats the work, with all else
-        as small as can be. A GPU has the dims of the problem itself, and sets beyond them.
+        """Many rows, then many of each dim that repeats the work, with all other dims small.
+
+        Only for a host run: a GPU runs the problem itself, and the sets of `beyond`.
         """
         smallest = self.smallest_extents(constants)
         for name in dict.fromkeys([self.operator.slab_dim, *self.operator.repeats]):
@@ -284,7 +300,7 @@ class Extents(SetLimits):
                 dims = self.narrow_extents(constants) | {name: many}
                 if not self.takes_many(dims, threads) and self.is_modest(dims, threads, times=4):
                     yield dims
-                    break  # fewer where so many rows take too long
+                    break  # the smaller number is tried only if the larger one takes too long
 
     def beyond(
         self, constants: Collection[str], threads: Threads | None = None
@@ -292,12 +308,12 @@ class Extents(SetLimits):
         """One run-time dim at a time far beyond the problem's extent, all others small.
 
         Yields:
-            The extents, and of a dim that is not as long as it should be how long that is.
+            The extents, and for a dim that had to be shortened its name and intended extent.
         """
         smallest = self.smallest_extents(constants)
         for name in smallest:
             if name in self.operator.repeats and self.sizes.flops is not None:
-                continue  # on the host layer a hundred heads take a minute, and are all the same
+                continue  # on the host layer a hundred heads take a minute and add no coverage
             beyond = BEYOND_HEADS if name in self.operator.head_dims else self.sizes.beyond
             extent = max(beyond, BEYOND_TUNED * self.problem.dim(name) + 1)
             is_serial = name in self.operator.serial_dims
@@ -315,7 +331,7 @@ class Extents(SetLimits):
     def whole_tiles(
         self, constants: Collection[str], threads: Threads | None = None
     ) -> Iterator[Dims]:
-        """One run-time dim at a time at a whole number of large tiles, and one less."""
+        """One run-time dim at a time at a whole number of large tiles, and at one element less."""
         others = self.narrow_extents(constants) if self.sizes.whole_tiles else {}
         for name in others:
             if name in self.operator.repeats and self.sizes.flops is not None:
@@ -331,9 +347,10 @@ class Extents(SetLimits):
                 extent //= 2
 
     def steady(self, steady: Sequence[tuple[str, int]], constants: Collection[str]) -> Dims:
-        """The extents of the set that reaches the steady state, or as far as a CPU gets.
+        """The extents of the set that reaches the kernel's steady state.
 
-        Where that is not as far as `steady` says, no certificate of the host reaches it.
+        Extents that would be too much work for a CPU are shortened; the host's certificate then
+        does not reach the steady state.
         """
         dims = {**self.smallest_extents(constants), **dict(steady)}
         while (

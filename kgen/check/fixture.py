@@ -1,4 +1,4 @@
-"""Inputs, oracle and bounds of one problem, kept over all its trials."""
+"""Inputs, oracle and error bounds of one problem, kept over all trials of that problem."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ from kgen.model.set_results import fresh_seed
 from kgen.operators.base import Operator
 
 _WIDENED = (*ZEROS, BY_ROWS, TINY_BY_ROWS, SIGNS_BY_ROWS, RUNS, *SHAPED)
-"""Sets whose errors do not average out."""
+"""Sets in which rounding errors do not average out, so their bounds are widened."""
 _HOST_CACHE_BYTES = 2 * 2**30
 _HOST_SLAB_BYTES = 256 * 2**20
-# A definition that iterates over steps is bound by launches, which every slab repeats. With 8 slabs
-# the first trial of wkv6's backward pass, T = 4096, came after 26 s on an H200, that of a forward
-# pass after 8 s; that the slabs are why is supposed.
+# The time of a definition that iterates over steps is its kernel launches, which every slab
+# repeats. With 8 slabs the first trial of wkv6's backward pass, T = 4096, came after 26 s on an
+# H200, that of a forward pass after 8 s. That the number of slabs is the cause is an assumption.
 _CUDA_SLAB_BYTES = 32 * 2**30
 
 
 class Fixture:
-    """What verifying any kernel of one operator, pass and problem on one device needs.
+    """All that is needed to verify any kernel of one operator, pass and problem on one device.
 
-    Input sets are made when first asked for. Those with a fixed seed are kept, least recently
-    used first out, within `cache_bytes`; so are the oracle's outputs where they fit.
+    Input sets are made at the first request. Sets with a fixed seed stay in an LRU cache of
+    `cache_bytes`, together with the oracle's outputs where these fit.
 
     Attributes:
         operator: The operator.
         pass_: The pass, with the tensors that the problem has.
-        problem: At full size.
+        problem: The problem at full size.
         device: Where kernels run.
-        scalars: Values of the pass's scalars; a kernel must be bound with the same.
-        schedule: Chooses cases.
-        cache_bytes: Device memory to keep sets in.
+        scalars: Values of the pass's scalars; kernels must be bound with the same values.
+        schedule: Chooses the cases.
+        cache_bytes: Device memory for cached sets.
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class Fixture:
             problem: The problem.
             device: Where kernels run.
             scalars: Values of the pass's scalars; None for the defaults.
-            seed: Seeds every input set that is not a trial's own.
-            cache_bytes: Device memory to keep sets in; None for half of what is free now.
-            slab_bytes: Temporaries of evaluating the oracle; None for a default by device.
-            sizes: Of the sets other than the problem itself; None for a default by device.
+            seed: Seed of every input set that is not a trial's own.
+            cache_bytes: Device memory for cached sets; None: half of the memory that is free now.
+            slab_bytes: Memory for the oracle's temporaries; None: a default by device.
+            sizes: Limits on the sets other than the problem itself; None: a default by device.
         Raises:
             ProblemError: If the operator has no such pass.
         """
         signature, choices = operator.signature, dict(problem.dtypes)
         packing = signature.packing
         if packing is not None and signature.implied(choices) == (packing.batch, "1"):
-            # Outputs are not independent along the one batch row, nor are sequences of one length.
+            # Packed sequences have one batch row and different lengths: there is no slab dim.
             operator = replace(operator, slab_dim=None)
         self.operator = operator
         self.pass_ = signature.as_batch(
@@ -117,25 +117,25 @@ class Fixture:
         self._pool: dict[str, Bound] | None = None
         self._bounds_of_kind: dict[tuple[str, Problem], dict[str, Bound]] = {}
         self._kept: OrderedDict[Case, InputSet] = OrderedDict()
-        # Of the last set that is not kept: its errors and their means ask for the same values.
+        # The oracle of the last set that is not cached: both its errors and their means need it.
         self._recent: tuple[InputSet, References] | None = None
-        # Of the last set that is kept: sets that differ in their layout alone have one oracle.
+        # The oracle of the last cached set: sets that differ only in layout share an oracle.
         self._last: tuple[Case, Evaluated] | None = None
         self._linear: frozenset[str] | None = None
         self._nearest: Mapping[str, float] | None = None
         self._trials = 0
 
     def next_seed(self) -> int:
-        """A seed for a trial that brings none: counts from the fixture's own."""
+        """A new seed for a trial without one: from the fixture's seed and a count of trials."""
         self._trials += 1
         return fresh_seed(self.schedule.seed, self._trials)
 
     def input_set(self, case: Case) -> InputSet:
-        """Return the set of a case, made or kept.
+        """Return the set of a case, from the cache or newly made.
 
         Raises:
-            VerifyError: If the case cannot tell right from wrong, or the operator's module
-                contradicts its signature.
+            VerifyError: If the case does not distinguish right from wrong kernels, or if the
+                operator's module contradicts its signature.
         """
         if case in self._kept:
             self._kept.move_to_end(case)
@@ -146,7 +146,7 @@ class Fixture:
         return made
 
     def put_values(self, made: InputSet, case: Case) -> None:
-        """Overwrite a set's inputs, in their buffers, with the values of another case."""
+        """Overwrite the contents of a set's input buffers with the values of a case."""
         for name, value in self.values(case, made.problem).items():
             write(made.inputs[name].tensor, value)
             if name in made.initial:
@@ -163,24 +163,24 @@ class Fixture:
         )
 
     def spoiled(self, made: InputSet) -> None:
-        """Forget a set whose inputs were written."""
+        """Drop a set whose inputs a kernel has overwritten."""
         self._kept.pop(made.case, None)
         self._recent = self._last = None
 
     def release(self, keep: Case | None = None) -> None:
-        """Forget all sets but the one of `keep`, to free their memory."""
+        """Free the memory of all cached sets except the one of `keep`."""
         self._recent = self._last = None
         for case in [case for case in self._kept if case != keep]:
             del self._kept[case]
 
     @property
     def kept_bytes(self) -> int:
-        """Device memory held by kept sets."""
+        """Device memory of the cached sets."""
         return sum(s.bytes for s in self._kept.values())
 
     def references(self, made: InputSet) -> Iterator[tuple[Slab, Mapping[str, Reference]]]:
-        """Yield the oracle's outputs slab by slab, kept or evaluated now; those that are sums
-        over the slab dim come once, in the end.
+        """Yield the oracle's outputs slab by slab, cached or evaluated now; outputs that are sums
+        over the slab dim come once, at the end.
         """
         if made.cached is not None:
             yield from made.cached
@@ -201,7 +201,7 @@ class Fixture:
         yield WHOLE, sums.references()
 
     def _reference_bytes(self, problem: Problem) -> int:
-        """Device memory of the oracle's values of a set."""
+        """Device memory that the oracle's values of a set take."""
         return sum(
             math.prod(problem.shape(t.dims)) * (12 if problem.dtype(t.dtype).itemsize == 4 else 8)
             for t in self.pass_.results
@@ -264,7 +264,7 @@ class Fixture:
 
     @property
     def _linear_names(self) -> frozenset[str]:
-        """The inputs and scalars in which all outputs are linear, found when first asked for."""
+        """The inputs and scalars in which all outputs are linear, computed at the first use."""
         if self._linear is None:
             self._linear = linear_in(
                 self.operator, self.pass_, self.problem, self._asked | self.scalars, self.device
@@ -274,8 +274,8 @@ class Fixture:
     def _evaluate(
         self, case: Case, problem: Problem, inputs: Mapping[str, Guarded], keep: bool
     ) -> Evaluated:
-        # Of a trial's own sets the first of its kind tells what the definition loses: running that
-        # in the problem's dtypes would be most of a trial.
+        # Fresh sets of one kind share the bounds of the first: running the definition in the
+        # problem's dtypes for each would take most of a trial.
         kind = (case.name, problem)
         if case.fresh and kind in self._bounds_of_kind:
             return self._bounds_of_kind[kind], None
@@ -283,7 +283,7 @@ class Fixture:
         if keep and self._last is not None and self._last[0] == values_of:
             return self._last[1]
         pool = self._pool_bounds()
-        # What the definition loses must not depend on the layout, which its reductions look at.
+        # torch's reductions depend on the layout; the definition's loss must not.
         tensors = {name: b.tensor.contiguous() for name, b in inputs.items()}
         losses, kept = self._losses(case, problem, tensors, keep)
         bounds = combine(
@@ -303,12 +303,12 @@ class Fixture:
         losses = {t.name: (0.0, 0.0) for t in self.pass_.results}
         kept: list[tuple[Slab, Mapping[str, Reference]]] = []
         if all(math.prod(problem.shape(t.dims)) == 0 for t in self.pass_.results):
-            return losses, kept  # definitions need not stand reductions over nothing
+            return losses, kept  # a definition need not support reductions over empty dims
         oracle = self._oracle(case)
         sums = oracle.sums(problem)
-        # Sums need every slab. Else the first tells what the definition loses: the largest loss of
-        # fewer elements is, if anything, smaller, and definitions may be slow in the problem's
-        # dtypes, where no shortcut of float64 is allowed.
+        # Sums need every slab. Otherwise the definition's loss is measured on the first slab only:
+        # the maximum over fewer elements can only be smaller, so the bound is not looser; and a
+        # definition may be slow in the problem's dtypes, where float64's shortcuts do not apply.
         one_is_enough = not sums.names
         for index, slab in enumerate(slabs(self.operator, self.pass_, problem, self.slab_bytes)):
             if index > 0 and one_is_enough:
@@ -328,10 +328,10 @@ class Fixture:
         return losses, kept
 
     def _pool_bounds(self) -> dict[str, Bound]:
-        """Bounds of ordinary inputs, which no other inputs' bounds fall below.
+        """Bounds from ordinary inputs; they are lower limits for the bounds of all other inputs.
 
-        A set of few elements may by luck lose almost nothing when the definition runs on it, and
-        would then ask more of a kernel than of the definition.
+        On a set of few elements the definition may by chance lose almost nothing. Without a lower
+        limit, a kernel would then have to be more accurate than the definition usually is.
         """
         if self._pool is None:
             pool: dict[str, Bound] = {}
@@ -345,7 +345,7 @@ class Fixture:
         return self._pool
 
     def scalars_of(self, case: Case) -> dict[str, float]:
-        """The scalars that the pass has on the set of a case, by name."""
+        """The values of the pass's scalars for a case, by name."""
         if case.opposite:
             return opposite_of(self.pass_, self.scalars, self._linear_names)
         if case.name in UNEQUAL and case.name not in self.operator.cases:
@@ -365,7 +365,7 @@ class Fixture:
 
 
 Evaluated = tuple[dict[str, Bound], "References | None"]
-"""Of a set: its bounds, and the oracle's values where they are kept."""
+"""The bounds of a set, and the oracle's values if they are cached."""
 
 References = tuple[tuple[Slab, Mapping[str, Reference]], ...]
 
@@ -374,8 +374,8 @@ Admits = Callable[[Mapping[str, int | str], Mapping[str, Tensor]], bool]
 
 
 def guard_numbers(fixture: Fixture, made: InputSet) -> dict[str, int | str]:
-    """What a guard may ask for: the problem's names, and `<tensor>_stride_<dim>` in elements, 0
-    for a tensor that the problem leaves out.
+    """The numbers that a guard may use: the problem's names, and `<tensor>_stride_<dim>` in
+    elements for each free stride; 0 for a tensor that the problem leaves out.
     """
     numbers = made.problem.names
     tensors = made.tensors

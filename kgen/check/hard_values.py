@@ -1,31 +1,32 @@
 """Input values that are tried for every operator, in addition to the operator's own cases.
 
-`large`: ordinary inputs times a power of two that leaves the dtype's range to sums and squares.
-Only for operators whose own cases have nothing of that kind.
+A linear input is one in which all outputs are linear; `linear_in` finds them with the definition.
+Other inputs, such as decays, have a range of their own.
 
-`large and small`, `small and large`: inputs in which all outputs are linear are by turns 2^16 times
-as large and as small (2^7 in fp16), and a quarter of their elements is 0 or -0. A product of them
-stays within the range, so that a kernel which limits one input, or drops small values of it, is
-seen. Which inputs those are is found out with the definition: other inputs, such as decays, have a
-range of their own. With them scalars are as large, if outputs are linear in them, and packed
-sequences begin at whole numbers of tiles, which random cuts hardly do.
+`large`: ordinary inputs times a power of two, chosen so that sums and squares stay within the
+dtype's range. Only for operators that have no such case of their own.
 
-`first zero`, `last zero`: the first, or the last, of the inputs in which all outputs are linear is
-0: the gradient of an output that the loss does not use, and that of a state. `zero weights`: those
-without the slab dim in which outputs are linear are 0, in operators without steps.
+`large and small`, `small and large`: linear inputs are alternately multiplied and divided by 2^16
+(2^7 in fp16), and a quarter of their elements is 0 or -0. The product of two of them stays within
+the range. So a kernel that clamps one input, or drops its small values, is detected. Scalars in
+which outputs are linear are above 1 in these sets. Packed sequences begin at multiples of a tile,
+which random boundaries rarely do.
 
-In an operator's own cases every second exact zero of the other inputs is -0, and every second
-infinite one 100 or -100: where an exponential overflows, a kernel may go wrong before infinity.
+`first zero`, `last zero`: the first, or the last, linear input is 0, as is the gradient of an
+output that the loss does not use, or the gradient of a state. `zero weights`: linear inputs without
+the slab dim are 0, in operators without steps.
+
+In an operator's own cases every second exact zero of the other inputs becomes -0, and every second
+infinity 100 or -100: where an exponential overflows, a kernel may go wrong before infinity.
 
 `powers of two`: every value is rounded toward zero to a power of two, so that many are equal, and
-many exactly 1. A quarter of the lines of each input, along its last dim, is 0, also of inputs in
-which outputs are not linear. Weights are equal along their last dim, and of four rows two are
-equal.
+many exactly 1. In each input, linear or not, a quarter of the lines along the last dim is 0.
+Weights are equal along their last dim, and two of every four rows are equal.
 
-`nan elsewhere`: a NaN in each input in which the operator's own case `nonfinite` has none. `nan in
-weights` has those in inputs without the slab dim, whose NaN reaches every row and hides all others,
-and an Inf and a -Inf beside it; only in those in which outputs are linear: of a NaN in a decay,
-definitions differ.
+`nan elsewhere`: one NaN in each input in which the operator's own case `nonfinite` has none; not in
+weights (inputs without the slab dim), because their NaN reaches every row and hides all others.
+`nan in weights`: a NaN, an Inf and a -Inf in each linear weight. Other weights, such as decays, get
+none: definitions differ in what a NaN in a decay does.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ NONFINITE = "nonfinite"
 POSITIVE = "positive"
 POWERS = "powers of two"
 
-# Extents of a problem that tells whether outputs are linear in an input: of three steps, in packed
-# sequences of one or two, an output has a product with one decay at most, and is linear in it.
+# Extents of the problem on which `linear_in` tests linearity. Three steps would be too few: in
+# packed sequences of one or two steps, an output contains at most one decay and is linear in it.
 _EXTENT, _STEPS = 3, 16
-_LINEAR = 1e-9  # of their magnitude that outputs in float64 may differ by
-_ZEROS = 4  # one element of so many
+_LINEAR = 1e-9  # largest difference between float64 outputs, relative to their magnitude
+_ZEROS = 4  # one element in four is 0 or -0
 _LARGE = 2.0**14
-_SMALL = 2.0**-3  # a row of 64 such normal values has a norm of 1
-_OPPOSITE = -1.375  # of a scalar; not -1, which hides a square
+_SMALL = 2.0**-3  # a row of 64 standard normal values times 2^-3 has a norm of about 1
+_OPPOSITE = -1.375  # replaces a scalar; -1 would not reveal that a kernel squares it
 LARGE_SCALAR = 2.75
 
 
@@ -93,10 +94,11 @@ def with_hard_values(
     """Turn the values that `base_of` draws into those of a set.
 
     Args:
-        case: Of the set, its name is `large`, one of `UNEQUAL`, `ZEROS` or `NANS`.
-        drawn: The inputs.
-        pass_, problem: Of the set.
-        linear: From `linear_in`.
+        case: The set's case; its name is `large`, `zero weights` or one of `UNEQUAL`, `ZEROS` and
+            `NANS`.
+        drawn: The inputs, by name.
+        pass_, problem: The pass, and the problem at the extents of the set.
+        linear: The linear inputs, from `linear_in`.
         slab_dim, packing: The operator's.
     """
     if case.name == LARGE:
@@ -134,11 +136,11 @@ def with_powers_of_two(
     """Turn ordinary inputs into those of `POWERS`.
 
     Args:
-        case: Of the set.
-        drawn, pass_, slab_dim: As of `with_hard_values`.
+        case: The set's case.
+        drawn, pass_, slab_dim: As in `with_hard_values`.
         row_dims: The slab dim and the dims that repeat the work.
-        steps: The dims of steps. An input that ends in one of these or of `row_dims`, such as a
-            norm, may be what outputs are divided by, and has no zeros.
+        steps: The serial dims. An input whose last dim is one of these or of `row_dims` (a norm,
+            for example) may be a divisor, so it gets no zeros.
     """
     weights = weights_of(pass_, slab_dim)
     found = dict(drawn)
@@ -161,7 +163,7 @@ def with_powers_of_two(
 
 
 def _power_below(value: Tensor) -> Tensor:
-    """The power of two of a value's sign that is nearest toward zero; 0 of a subnormal."""
+    """Round toward zero to a power of two of the same sign; a subnormal becomes 0."""
     word, exponents = {
         torch.float32: (torch.int32, -(2**23)),
         torch.float16: (torch.int16, -(2**10)),
@@ -171,20 +173,20 @@ def _power_below(value: Tensor) -> Tensor:
 
 
 def enlarged_by(case: Case, pass_: Pass, problem: Problem) -> float:
-    """What inputs of a set are multiplied by, beyond those of ordinary sets; at least 1."""
+    """The factor between the inputs of a set and those of an ordinary one; at least 1."""
     if case.name in UNEQUAL:
         return 2.0 ** _up(pass_, problem)
     return _LARGE if case.name in LARGE_CASES else 1.0
 
 
 def _up(pass_: Pass, problem: Problem) -> int:
-    """The power of two of `UNEQUAL`."""
+    """The exponent of the factor of `UNEQUAL`."""
     is_fp16 = any(problem.dtype(t.dtype).torch == "float16" for t in pass_.tensors)
     return 7 if is_fp16 else 16
 
 
 def few_elements(operator: Operator, problem: Problem) -> Problem:
-    """The problem with a few elements of each dim: enough to say of what kind a definition is."""
+    """The problem with a few elements in each dim, enough to test properties of the definition."""
     signature = operator.signature
     implied = signature.implied(dict(problem.dtypes))
     few = {
@@ -198,8 +200,8 @@ def few_elements(operator: Operator, problem: Problem) -> Problem:
 def with_nearby_values(
     drawn: Mapping[str, Tensor], linear: frozenset[str]
 ) -> dict[str, Tensor]:
-    """Turn every second 0 of an operator's own case into -0, every second Inf into 100, but not in
-    inputs in which outputs are linear.
+    """In the inputs that are not linear, turn every second 0 into -0 and every second +-Inf into
+    +-100.
     """
     found = dict(drawn)
     for name, value in drawn.items():
@@ -213,7 +215,7 @@ def with_nearby_values(
 
 
 def _every_second(chosen: Tensor) -> Tensor:
-    """Of the true elements, in memory's order, the second, the fourth and so on."""
+    """Select the second, fourth, sixth ... of the true elements, in row-major order."""
     return chosen & (chosen.reshape(-1).cumsum(0).view(chosen.shape) % 2 == 0)
 
 
@@ -223,14 +225,15 @@ def with_shared_values(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Give inputs of one shape and dtype the values of the first of them.
 
-    An input in which outputs are linear takes any values. Others may need those of their own kind,
-    a decay below 0 or a rotation's vector, so they share only if no recurrence could grow by it,
-    and their signs and magnitudes are alike; or if there are few steps, in which nothing grows far.
-    Then the values are small: a state that a product of equal rows multiplies in each step would
-    grow by the square of their norm, and with it the rounding errors of a correct kernel.
+    A linear input may have any values. Other inputs may need values of a certain kind, such as a
+    decay below 0 or the vector of a rotation. So they share values in two cases only: in an
+    operator without steps, if the signs and magnitudes of both inputs are alike; and with few
+    steps, in which no recurrence grows far. In the second case the shared values are made small: a
+    state that each step multiplies by a product of equal rows would grow by the square of their
+    norm, and so would the rounding errors of a correct kernel.
 
     Returns:
-        The values, and by name of an input the one that it shares memory with.
+        The values; and, by name of an input, the input whose memory it shares.
     """
     found, of = dict(drawn), dict[str, str]()
     for place, t in enumerate(pass_.inputs):
@@ -253,7 +256,9 @@ def with_shared_values(
 
 
 def _are_alike(one: Tensor, other: Tensor) -> bool:
-    """Whether values may be of one distribution around 0."""
+    """Whether two tensors may come from one distribution around 0: both have both signs, and their
+    mean squares differ by a factor of 4 at most.
+    """
     both = [x.double() for x in (one, other)]
     if not all(bool((x > 0).any() and (x < 0).any()) for x in both):
         return False
@@ -270,11 +275,11 @@ def linear_in(
 ) -> frozenset[str]:
     """Return the inputs and scalars in which all outputs of a pass are linear.
 
-    Linear together with a constant: f(3 x) - 2 f(2 x) + f(x) is 0 for outputs f of an input x with
-    all others as they are, here by the definition in float64 on a problem of a few elements.
+    Linear includes affine: f(3 x) - 2 f(2 x) + f(x) = 0, where f maps one input x to the outputs
+    and all other inputs are fixed. The definition evaluates f in float64 on a few elements.
 
     Args:
-        operator, pass_, problem: What is asked about.
+        operator, pass_, problem: The computation to test.
         arguments: Scalars and options of the definition.
         device: Where to evaluate.
     """
@@ -303,7 +308,7 @@ def linear_in(
 
     scalars = [s.name for s in pass_.scalars if s.above is None]
     floating = [name for name, value in inputs.items() if value.is_floating_point()]
-    # A scalar of 0 is the same whatever it is multiplied with.
+    # Multiplying a scalar of 0 changes nothing, so the test replaces it.
     arguments = dict(arguments) | {s: 0.6875 for s in scalars if not arguments[s]}
     with torch.no_grad():
         return frozenset(name for name in (*floating, *scalars) if is_linear(name))
@@ -312,15 +317,16 @@ def linear_in(
 def opposite_of(
     pass_: Pass, scalars: Mapping[str, float], linear: frozenset[str]
 ) -> dict[str, float]:
-    """Scalars of which those that outputs are linear in are negative, with a magnitude above 1."""
+    """The scalars; those in which outputs are linear become negative, with a magnitude above 1."""
     return scalars_times(_OPPOSITE, pass_, scalars, linear)
 
 
 def scalars_times(
     value: float, pass_: Pass, scalars: Mapping[str, float], linear: frozenset[str]
 ) -> dict[str, float]:
-    """Scalars of which those that outputs are linear in are a value, or somewhat more: no two are
-    the same."""
+    """The scalars; those in which outputs are linear become `value` times 1, 1 + 1/16, 1 + 2/16 ...
+    so that no two are equal.
+    """
     changed = [s.name for s in pass_.scalars if s.name in linear]
     return {
         **scalars, **{name: value * (1.0 + place / 16) for place, name in enumerate(changed)}
@@ -328,11 +334,11 @@ def scalars_times(
 
 
 def _at_tiles(offsets: Tensor, one_each: bool) -> Tensor:
-    """Where sequences begin, at multiples of 64 or, where there are few steps, of 16.
+    """Move sequence boundaries to multiples of 64 or, with fewer than 192 steps, of 16.
 
     Args:
-        offsets: As drawn.
-        one_each: Whether each has one tile, as long as there are steps.
+        offsets: The boundaries as drawn.
+        one_each: Whether every sequence gets one tile of steps, until no steps are left.
     """
     if offsets.numel() == 0:
         return offsets
@@ -346,7 +352,7 @@ def _at_tiles(offsets: Tensor, one_each: bool) -> Tensor:
 
 
 def _enlarged(value: Tensor) -> Tensor:
-    """Times a power of two: 2^14, or 2^6 in fp16."""
+    """Multiply by 2^14, or by 2^6 in fp16."""
     if not value.is_floating_point():
         return value
     return value * (2.0**6 if value.dtype == torch.float16 else _LARGE)
@@ -369,10 +375,10 @@ def weights_of(pass_: Pass, slab_dim: str | None) -> frozenset[str]:
 def _with_special(
     drawn: Mapping[str, Tensor], chosen: Collection[str], values: Sequence[float]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Each of the values at one element of each chosen input, but no NaN in one that had such;
-    ordinary values where there were NaN and Inf.
+    """Replace NaN and Inf by 1, then put each of `values` at one element of each chosen input.
 
-    No two at the same place of their tensors: one NaN may hide what becomes of another.
+    An input that had nonfinite values as drawn gets no NaN. The places differ between inputs,
+    because one NaN may hide the effect of another.
     """
     for place, (name, value) in enumerate(drawn.items()):
         if not value.is_floating_point() or value.numel() == 0:
@@ -382,7 +388,7 @@ def _with_special(
         planted = torch.where(finite, value, torch.ones_like(value))
         first = value.numel() * (2 * place + 1) // (2 * len(drawn))
         wanted = values if name in chosen else ()
-        for i, special in reversed(list(enumerate(wanted))):  # of few elements, the first stays
+        for i, special in reversed(list(enumerate(wanted))):  # the first value is written last
             if not math.isnan(special) or bool(finite.all()):
                 at = first + i * value.numel() // len(values)
                 planted.view(-1)[at % value.numel()] = special

@@ -16,20 +16,20 @@ from kgen.model.problem import Problem
 
 @dataclass(frozen=True)
 class InputSet:
-    """Guarded buffers with one case's inputs, and what the outputs must be.
+    """Guarded buffers with one case's inputs, and the expected outputs.
 
     Attributes:
-        case: What was made.
-        problem: With the case's extents.
-        inputs: By name; their data are the oracle's inputs, so a kernel that writes them spoils
-            the set. Those that are in-out hold a launch's results after it.
-        outputs: By name; scratch.
+        case: The case.
+        problem: The problem with the case's extents.
+        inputs: Input buffers by name. The oracle is evaluated from them, so a kernel that writes
+            into one spoils the set. In-out inputs hold the results after a launch.
+        outputs: Output buffers by name; their contents are scratch.
+        prints: Fingerprints of the inputs' arenas from when the set was made.
+        bounds: Bounds by output.
+        cached: The oracle's values per slab; None: they are evaluated at each use.
+        bytes: Device memory that the set holds.
         initial: Contents of the in-out inputs before a launch, by name.
-        untouched: By name of an in-out input, where a launch must leave every bit as it was.
-        prints: Fingerprints of the inputs' arenas as they were made.
-        bounds: By output.
-        cached: References per slab, or None where they are evaluated at every use.
-        bytes: Device memory held.
+        untouched: Masks of the elements that a launch must leave as they are, by in-out input.
     """
 
     case: Case
@@ -45,7 +45,7 @@ class InputSet:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Inputs and outputs as a kernel gets them."""
+        """The inputs and outputs that a kernel gets, by name."""
         return {name: b.tensor for name, b in (*self.inputs.items(), *self.outputs.items())}
 
     @property
@@ -55,16 +55,16 @@ class InputSet:
 
     @property
     def results(self) -> dict[str, Guarded]:
-        """All that a kernel writes: outputs, then in-out inputs."""
+        """The buffers that a kernel writes: outputs, then in-out inputs."""
         return dict(self.outputs) | {name: self.inputs[name] for name in self.initial}
 
     def restore(self) -> None:
-        """Give the in-out inputs the contents that they have before a launch."""
+        """Restore the in-out inputs to their contents before a launch."""
         for name, value in self.initial.items():
             self.inputs[name].tensor.copy_(value)
 
     def print_of(self, name: str) -> Tensor:
-        """The fingerprint of an input's arena, with what a launch may write as it was before."""
+        """The fingerprint of an input's arena; the data of an in-out input are left out of it."""
         buffer = self.inputs[name]
         if name not in self.initial:
             return fingerprint(buffer)

@@ -1,4 +1,4 @@
-"""The strides of input tensors that a kernel is tried with."""
+"""The strides of the input tensors on which a kernel is verified."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kgen.runtime.layout import dense_strides
 
 
 def gap(itemsize: int, place: int, odd: bool) -> int:
-    """Elements that each free stride of an input is larger than it need be.
+    """The number of elements by which each free stride of an input exceeds the contiguous one.
 
-    No two inputs have the same, or a kernel could take a stride of one for that of another.
+    It differs between inputs, or a kernel that uses another input's strides would pass.
 
     Args:
         itemsize: Bytes of an element.
-        place: Of the input among the inputs.
-        odd: An odd number; else a multiple of 16 bytes.
+        place: Index of the input in the pass.
+        odd: Whether the gap is an odd number of elements; else it is a multiple of 16 bytes.
     """
     return 1 + 2 * place if odd else max(1, 16 // itemsize) * (1 + place)
 
@@ -27,10 +27,10 @@ def gap(itemsize: int, place: int, odd: bool) -> int:
 def padded(
     declared: Declared, shape: tuple[int, ...], pad: int, whole_rows: bool
 ) -> tuple[int, ...]:
-    """Contiguous strides, but each free one `pad` elements larger than it need be.
+    """Contiguous strides, with `pad` elements added at each dim with a free stride.
 
-    With `whole_rows` the last dim of an in-out tensor stays contiguous: kernels that update one
-    access it by vectors.
+    With `whole_rows` the last dim of an in-out tensor stays contiguous: kernels access in-out
+    tensors by vectors.
     """
     strides: list[int] = []
     step = 1
@@ -44,7 +44,7 @@ def padded(
 
 
 def permuted(declared: Declared, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides without gaps, the last two dims of free strides having changed places in memory."""
+    """Strides without gaps; the last two dims with free strides are transposed in memory."""
     order = list(range(len(shape)))
     free = [i for i, dim in enumerate(declared.dims) if dim in declared.free_strides]
     if len(free) > 1:
@@ -56,7 +56,7 @@ def permuted(declared: Declared, shape: tuple[int, ...]) -> tuple[int, ...]:
 def output_strides(
     declared: Declared, inputs: Mapping[str, Guarded]
 ) -> tuple[int, ...] | None:
-    """Strides of an output that takes an input's layout; None: contiguous."""
+    """Strides of an output that is declared to have an input's layout; None: contiguous."""
     if not declared.layout_of:
         return None
     like = inputs[declared.layout_of].tensor
@@ -64,11 +64,11 @@ def output_strides(
 
 
 def long_dim(declared: Declared, shape: tuple[int, ...], place: int = 0) -> int | None:
-    """One of the dims of free strides with several elements; None if there is none.
+    """One of the dims that have a free stride and several elements; None if there is none.
 
     Args:
-        declared, shape: Of an input.
-        place: Of the input among the inputs: not all have the same dim.
+        declared, shape: The input's declaration and shape.
+        place: Index of the input in the pass: the choice differs between inputs.
     """
     if declared.in_out:
         return None
@@ -78,7 +78,7 @@ def long_dim(declared: Declared, shape: tuple[int, ...], place: int = 0) -> int 
 
 
 def expanded_strides(shape: tuple[int, ...], dim: int | None) -> tuple[int, ...]:
-    """Contiguous strides of one element of a dim, which itself has a stride of 0."""
+    """Strides of a contiguous tensor with one element in a dim, expanded along that dim."""
     if dim is None:
         return contiguous_strides(shape)
     strides = list(contiguous_strides((*shape[:dim], 1, *shape[dim + 1 :])))
@@ -89,8 +89,9 @@ def expanded_strides(shape: tuple[int, ...], dim: int | None) -> tuple[int, ...]
 def overlapping_strides(
     declared: Declared, shape: tuple[int, ...], itemsize: int
 ) -> tuple[int, ...]:
-    """Contiguous strides, but rows begin in the middle of the rows before; by a multiple of 16
-    bytes, so that a vector load stays aligned.
+    """Contiguous strides, except that each row begins in the middle of the row before.
+
+    The distance is a multiple of 16 bytes, so that vector loads stay aligned.
     """
     strides = list(contiguous_strides(shape))
     unit = max(1, 16 // itemsize)
@@ -102,7 +103,7 @@ def overlapping_strides(
 
 
 def repeated_dims(declared: Declared, layout: str) -> list[int]:
-    """Dims whose stride is 0 in a layout of `REPEATED`: all that may have one, or one of them."""
+    """Dims with a stride of 0 in a layout of `REPEATED`: all with a free stride, or one of them."""
     free = [i for i, dim in enumerate(declared.dims) if dim in declared.free_strides]
     if declared.in_out:
         return []
@@ -114,7 +115,7 @@ def repeated_dims(declared: Declared, layout: str) -> list[int]:
 
 
 def repeated_strides(shape: tuple[int, ...], dims: Sequence[int]) -> tuple[int, ...]:
-    """Contiguous strides of one element of some dims, which themselves have a stride of 0."""
+    """Strides of a contiguous tensor with one element in some dims, expanded along these."""
     one = tuple(1 if dim in dims else extent for dim, extent in enumerate(shape))
     return tuple(
         0 if dim in dims else stride for dim, stride in enumerate(contiguous_strides(one))
@@ -124,7 +125,7 @@ def repeated_strides(shape: tuple[int, ...], dims: Sequence[int]) -> tuple[int, 
 def one_gap(
     declared: Declared, shape: tuple[int, ...], pad: int, place: int
 ) -> tuple[int, ...]:
-    """Contiguous strides, but `pad` elements more for one of the free ones."""
+    """Contiguous strides, with `pad` elements added at one of the dims with a free stride."""
     free = [dim for dim in declared.dims if dim in declared.free_strides]
     if not free or declared.in_out:
         return contiguous_strides(shape)
@@ -144,7 +145,7 @@ _FAR = 2**32 + 64
 def far_strides(
     declared: Declared, shape: tuple[int, ...], place: int = 0
 ) -> tuple[int, ...]:
-    """Contiguous strides, but that of `long_dim` is beyond 32 bits."""
+    """Contiguous strides, except that the stride of `long_dim` exceeds 32 bits."""
     dim = long_dim(declared, shape, place)
     strides = list(contiguous_strides(shape))
     if dim is not None:
@@ -153,7 +154,7 @@ def far_strides(
 
 
 def write(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy values into a tensor, of which elements may share memory if their values are equal."""
+    """Copy values into a tensor; elements with equal values may share memory."""
     for dim, (extent, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
         if extent > 1 and stride == 0:
             target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
@@ -163,11 +164,11 @@ def write(target: torch.Tensor, value: torch.Tensor) -> None:
 def side_by_side(
     declared: Sequence[Declared], values: Mapping[str, torch.Tensor], device: torch.device
 ) -> dict[str, Guarded]:
-    """Put inputs side by side into the rows of one tensor, as a fused projection leaves them.
+    """Put inputs side by side into the rows of one tensor, as a fused projection produces them.
 
-    Those of one dtype, with the same dims but for the last, whose strides are free. Each begins at
-    a multiple of 16 bytes in a row, or some kernels could not be tried. Inputs that are alone are
-    left out.
+    Inputs are grouped if they have the same dtype, the same dims except the last, and free strides
+    in exactly those dims. Each input begins at a multiple of 16 bytes in a row, or the guards of
+    some kernels would refuse the set. An input without a partner is left out.
     """
     groups: dict[tuple[object, ...], list[Declared]] = {}
     for t in declared:

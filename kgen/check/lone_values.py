@@ -1,19 +1,22 @@
-"""Inputs as losses and untrained models leave them: all ones, and all zeros but for one step.
+"""Inputs as they come from some losses and untrained models: all ones, or zero except at one step.
 
-`ones`: the first input in which outputs are linear is 1 everywhere, as the gradient of a sum is; so
-are those without the slab dim, such as a gain.
+Rows are those of `row_values`; linear inputs are those in which all outputs are linear.
 
-`one step by rows`: the first input in which outputs are linear, in a backward pass the gradient of
-an output, is 0 in a row (see `row_values`) but for the last, the first or a middle step, one
-element, or the second half of the steps: a loss of the last token alone. Without steps that holds
-for the rows of each column; one row has one element, and one nothing. In some rows each of the
-others in which outputs are linear is 1 everywhere, by turns. Those without steps, such as a state,
-are the unit matrix in some rows, and have one element or one line in others. Inputs of operators
-with steps that lack the slab dim are 0.
+`ones`: the first linear input is 1 everywhere, as the gradient of sum() is; so are linear inputs
+without the slab dim, such as a gain.
 
-`shapes by rows` has kinds of decays and the like (`with_kinds_of_decays`): 0, tiny, of one feature,
-or equal along their last dim, as decays of a head are, with the root mean square of what was drawn,
-so that no recurrence grows by it. Where a recurrence has several such inputs, in fp32 alone.
+`one step by rows`: the first linear input (in a backward pass, the gradient of an output) is
+nonzero in a row only at the last, the first or a middle step, at one element, or in the second half
+of the steps. A loss of the last token, for example, gives such a gradient. In operators without
+steps the same holds along each column; one row has one element, and one row none. Each other linear
+input is 1 everywhere in some rows. Those without a step dim, such as a state, are the unit matrix
+in some rows, and have one nonzero element or line in others. Inputs without the slab dim are 0 in
+operators with steps.
+
+`with_kinds_of_decays` adds to `shapes by rows` decays (inputs that are not linear) that are 0,
+tiny, zero except in one feature, or equal along their last dim. Equal decays get the root mean
+square of the drawn ones, so that no recurrence grows. If a recurrence has several such inputs, they
+change only in fp32.
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ def with_ones(
     """Turn ordinary inputs into those of `ONES`.
 
     Args:
-        drawn, pass_, linear, row_dims: As of `with_row_values`.
-        steps: The dims of steps; none if they do not follow each other.
+        drawn, pass_, linear, row_dims: As in `with_row_values`.
+        steps: The serial dims; empty in operators without steps.
         weights: The inputs without the slab dim.
     """
     found = dict(drawn)
@@ -65,10 +68,10 @@ def with_one_step(
     steps: Collection[str],
     weights: Collection[str],
 ) -> dict[str, Tensor]:
-    """Turn ordinary inputs into those of `ONE_STEP`; other arguments as of `with_ones`.
+    """Turn ordinary inputs into those of `ONE_STEP`; other arguments as in `with_ones`.
 
     Args:
-        problem: As of `with_row_values`.
+        problem: As in `with_row_values`.
     """
     found = dict(drawn)
     dims_of = {t.name: t.dims for t in pass_.inputs}
@@ -89,10 +92,10 @@ def with_one_step(
             for number, changed in enumerate((one, unit, line)):
                 value = torch.where((row + place) % 4 == number, changed, value)
             found[name] = value
-        if place > 0 and name not in weights:  # two such inputs would add up rounding errors
+        if place > 0 and name not in weights:  # one input per row: two would add rounding errors
             ones = row % len(others) == place
             found[name] = torch.where(ones, torch.ones_like(value), found[name])
-    if steps:  # without, an input may be what outputs are divided by
+    if steps:  # in operators without steps, a weight may be a divisor
         numbers = [name for name in weights if drawn[name].is_floating_point()]
         found |= {name: torch.zeros_like(drawn[name]) for name in numbers}
     return found
@@ -106,12 +109,12 @@ def with_kinds_of_decays(
     row_dims: Sequence[str],
     steps: Collection[str],
 ) -> dict[str, Tensor]:
-    """Change inputs of several features at each step in which outputs are not linear.
+    """Change the inputs that are not linear and have several features at each step, as decays have.
 
-    They are 0, tiny, or 0 but for the first feature in some rows, one input at a time; equal along
-    the last dim in one kind of rows, all together. Where gradients are 0 at most steps, such
-    decays would leave results far smaller than what they are computed from. So would several such
-    inputs (wkv7 has three), which therefore change in fp32 alone.
+    In some rows one of these inputs is 0, tiny, or 0 except for the first feature. In one kind of
+    rows all of them are equal along the last dim. This is not combined with gradients that are 0 at
+    most steps: results would be far smaller than the terms from which they are computed. Several
+    such inputs (wkv7 has three) have the same effect, so they change only in fp32.
     """
     found = dict(drawn)
     dims_of = {t.name: t.dims for t in pass_.inputs}
@@ -143,7 +146,9 @@ def with_kinds_of_decays(
 def _equal(
     value: Tensor, dims: Sequence[str], are_alike: Tensor, steps: Collection[str]
 ) -> Tensor:
-    """One number along the last dim, with the sign of the first; in some rows at all steps."""
+    """Replace each line along the last dim by its root mean square with the sign of its first
+    element; in the rows of `are_alike`, all steps get the first step's number.
+    """
     size = value.float().square().mean(-1, keepdim=True).sqrt()
     equal = (value[..., :1].sign() * size).to(value.dtype)
     for axis in (axis for axis, dim in enumerate(dims) if dim in steps):
@@ -152,8 +157,10 @@ def _equal(
 
 
 def _few_steps(value: Tensor, axis: int, kind: Tensor) -> Tensor:
-    """Where an input is not 0, by the kind of a row: of the last, the first, the middle step, one
-    element in the middle, the second half, the first element, all.
+    """Mask of the nonzero elements, by the kind of a row.
+
+    Kinds: 0 the last step, 1 the first, 2 the middle one, 3 one element in the middle, 4 the second
+    half of the steps, 5 the first element, 6 all elements.
     """
     shape = [1] * value.dim()
     shape[axis] = -1
@@ -169,7 +176,9 @@ def _few_steps(value: Tensor, axis: int, kind: Tensor) -> Tensor:
 
 
 def _few_rows(value: Tensor) -> Tensor:
-    """The same of an input without steps, by columns; one row has one element, and one nothing."""
+    """As `_few_steps` along the rows of an input without steps, the kind depending on the column;
+    one row has one element, and one row none.
+    """
     columns = value.shape[-1]
     place = torch.arange(columns, device=value.device)
     chosen = _few_steps(value, 0, place % 4) | (place % 4 == 3)
@@ -186,7 +195,7 @@ def _of_any_value(
     row_dims: Sequence[str],
     steps: Collection[str],
 ) -> list[str]:
-    """The inputs that may have any values, and are not one number for each row."""
+    """The inputs that may have any values and have more than one number per row."""
     return [
         t.name
         for t in pass_.inputs

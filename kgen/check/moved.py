@@ -1,8 +1,8 @@
-"""The same inputs and outputs in other memory, beside the workspaces of earlier launches.
+"""Copies of the inputs and outputs at other addresses, used with the same workspaces.
 
-The library gives a kernel the workspace of an earlier call on other tensors. A kernel that keeps an
-address in a workspace, and works for the tensors there alone, is fast where buffers take turns, and
-right wherever they stay.
+The library gives a kernel the workspace that an earlier call with other tensors used. A kernel that
+stores addresses in its workspace and reads them in the next launch is right as long as the tensors
+stay where they are; launches on copies reveal it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kgen.check.buffers import Far, Fill, Guarded, fingerprint
 from kgen.check.input_set import InputSet
 
 MOVED_BYTES = 2**26
-"""Of the memory of a set that is copied, at most: of larger ones there need not be room for two."""
+"""Sets with more memory than this are not copied: a second copy may not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Moved:
     """Copies of a set's buffers.
 
     Attributes:
-        inputs, outputs: By name; tensors that share memory in the set share it here.
+        inputs, outputs: The copies by name; tensors that share memory in the set share it here.
     """
 
     inputs: Mapping[str, Guarded]
@@ -33,7 +33,7 @@ class Moved:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """As a kernel gets them."""
+        """The inputs and outputs that a kernel gets, by name."""
         return {name: b.tensor for name, b in (*self.inputs.items(), *self.outputs.items())}
 
     def clear(self) -> None:
@@ -42,7 +42,7 @@ class Moved:
             buffer.fill(Fill.NONFINITE)
 
     def prints(self, names: Mapping[str, Guarded]) -> dict[str, Tensor]:
-        """Fingerprints of the results of these names."""
+        """Fingerprints of the buffers with the given names."""
         both = {**self.inputs, **self.outputs}
         return {name: fingerprint(both[name]) for name in names}
 

@@ -1,6 +1,6 @@
-"""The definition in float64, and the magnitude errors are relative to.
+"""Evaluates the definition in float64, and the scale that errors are relative to.
 
-docs/verification.md derives what is computed here.
+docs/verification.md derives the formulas of this module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kgen.model.problem import Problem
 from kgen.model.signature import Pass
 from kgen.operators.base import Operator
 
-_TEMPORARIES = 10  # float64 tensors alive while a definition and the comparison run, about
+_TEMPORARIES = 10  # estimate of the float64 tensors that evaluation and comparison hold at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,17 @@ WHOLE = Slab(None, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The oracle's values of one output in one slab, in the form that comparing is cheap in.
+    """The oracle's values of one output in one slab, in a form that makes comparisons cheap.
 
-    y64 = high - low / inverse to float64's precision or nearly (48 bits).
+    y64 = high - low / inverse to about 48 bits, which is nearly float64's precision.
 
     Attributes:
         high: y64 rounded to fp32.
-        low: (high - y64) * inverse in fp32; None where the output's dtype is so coarse that
-            fp32 is an exact enough oracle.
+        low: (high - y64) * inverse in fp32; None if the output's dtype is so coarse that `high`
+            alone is accurate enough.
         inverse: 1 / scale in fp32.
-        special: Where y64 is NaN, Inf, or near the end of the output dtype's range; None if
-            nowhere.
+        special: Mask of the elements where y64 is NaN, Inf, or at least half the largest number of
+            the output's dtype; None if there are none.
     """
 
     high: Tensor
@@ -82,7 +82,9 @@ def slabs(operator: Operator, pass_: Pass, problem: Problem, budget_bytes: int) 
 
 
 def _rounded(inputs: Mapping[str, Tensor], to: DType | None) -> Mapping[str, Tensor]:
-    """Round the inputs of the dtype that `to` rounds; None: as they are."""
+    """Round the inputs whose storage dtype is that of `to` to the mantissa of `to`; None: no
+    rounding.
+    """
     if to is None:
         return inputs
     stored = torch_dtype(to.torch)
@@ -93,18 +95,19 @@ def _rounded(inputs: Mapping[str, Tensor], to: DType | None) -> Mapping[str, Ten
 
 
 def _in(dtype: torch.dtype, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert; whole numbers stay as they are."""
+    """Convert the floating-point tensors; integer tensors stay as they are."""
     return {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One slab of one input set, evaluated.
+    """The oracle and the definition's errors on one slab of one input set.
 
     Attributes:
-        references: Per output that has the slab dim.
-        eager: Per output, the error of the definition in the problem's dtypes.
-        ranged: Per output, what the same precision would lose with fp32's range.
+        references: The oracle's values, per output that has the slab dim.
+        eager: Per output, the largest scaled error of the definition in the problem's dtypes.
+        ranged: Per output, the error that arithmetic with the problem's precision but fp32's range
+            would have.
     """
 
     references: dict[str, Reference]
@@ -113,25 +116,30 @@ class Evaluation:
 
 
 class Sums:
-    """Outputs without the slab dim, which are sums over it, gathered slab by slab.
+    """Accumulates, slab by slab, the outputs without the slab dim, which are sums over it.
 
-    Errors of the slabs' sums add up to the error of the whole. Scales add in quadrature, as
-    independent errors do: a sum of magnitudes would grow so far beyond the sum itself that a bound
-    relative to it allows anything.
+    The error of an output is the sum of the slabs' errors. Scales add in quadrature, as independent
+    errors do: a plain sum of scales would grow so far beyond the output itself that a bound
+    relative to it would allow anything.
 
     Attributes:
         names: The outputs.
     """
 
     def __init__(self, dtypes: Mapping[str, torch.dtype], enlarged: float) -> None:
-        """Start with nothing; `dtypes` has the outputs that are sums. `enlarged`: `Oracle`'s."""
+        """Start empty.
+
+        Args:
+            dtypes: Dtypes of the outputs that are sums, by name.
+            enlarged: As in `Oracle`.
+        """
         self.names = tuple(dtypes)
         self._dtypes = dtypes
         self._enlarged = enlarged
         self._parts: dict[str, list[Tensor]] = {}
 
     def add(self, name: str, *parts: Tensor) -> None:
-        """Add a slab's float64 value and scale, and for `losses` its eager and fp32 values."""
+        """Add a slab's float64 value and scale; `losses` also needs its eager and fp32 values."""
         new = [part.double() for part in parts]
         if old := self._parts.get(name):
             new = [a + b for a, b in zip(old, new, strict=True)]
@@ -139,14 +147,14 @@ class Sums:
         self._parts[name] = new
 
     def references(self) -> dict[str, Reference]:
-        """The oracle's values, once all slabs are in."""
+        """The oracle's values, after all slabs have been added."""
         return {
             name: reference_of(parts[0], parts[1], self._dtypes[name], self._enlarged)
             for name, parts in self._parts.items()
         }
 
     def losses(self) -> dict[str, tuple[float, float]]:
-        """Per output (eager, fp32) losses of the definition, once all slabs are in."""
+        """Per output the definition's (eager, fp32) losses, after all slabs have been added."""
         found: dict[str, tuple[float, float]] = {}
         for name, (y64, scale, native, single) in self._parts.items():
             dtype = self._dtypes[name]
@@ -160,7 +168,7 @@ class Oracle:
     """Evaluates one pass of one operator with given scalars.
 
     Attributes:
-        enlarged: What the inputs are multiplied by beyond ordinary ones (`smallest_scale`).
+        enlarged: The factor between the inputs and ordinary ones (`smallest_scale`).
     """
 
     operator: Operator
@@ -169,7 +177,7 @@ class Oracle:
     enlarged: float = 1.0
 
     def sums(self, problem: Problem) -> Sums:
-        """What gathers the outputs that are sums over the slab dim."""
+        """An empty accumulator for the outputs that are sums over the slab dim."""
         dim = self.operator.slab_dim
         return Sums(
             {
@@ -183,7 +191,7 @@ class Oracle:
     def references(
         self, problem: Problem, inputs: Mapping[str, Tensor], slab: Slab, sums: Sums
     ) -> dict[str, Reference]:
-        """Evaluate the oracle on a slab; outputs without the slab dim go into `sums`."""
+        """Evaluate the oracle on a slab; outputs without the slab dim are added to `sums`."""
         exact, scales = self._exact(inputs, slab)
         found: dict[str, Reference] = {}
         for t in self.pass_.results:
@@ -198,15 +206,16 @@ class Oracle:
     def evaluate(
         self, problem: Problem, inputs: Mapping[str, Tensor], slab: Slab, sums: Sums
     ) -> Evaluation:
-        """Evaluate the oracle on a slab, and what the definition loses there; outputs without the
-        slab dim go into `sums`.
+        """Evaluate the oracle and the definition's losses on a slab.
+
+        Outputs without the slab dim are added to `sums`.
 
         Raises:
             VerifyError: If the definition does not return what the signature declares.
         """
         exact, scales = self._exact(inputs, slab)
-        # Operands rounded beforehand lose what rounding them in the products does, and keep fp32's
-        # range: both runs below are on them.
+        # Both runs below get inputs that are rounded beforehand: that loses the same precision as
+        # rounding the operands of each product, and keeps fp32's range.
         part = _rounded(self._slice(inputs, slab), rounding_of(self.operator, problem))
         used = [problem.dtype(t.dtype) for t in self.pass_.tensors]
         coarsest = max(dtype.eps for dtype in used if not dtype.integral)
@@ -224,14 +233,15 @@ class Oracle:
                     "  end the definition with .to() of the declared output's dtype"
                 )
             if self._is_sum(t.dims):
-                # The rounding of a slab's fp32 sum is not what coarser arithmetic would lose.
+                # The fp32 error, scaled up to the coarsest dtype's eps, estimates the error of
+                # coarser arithmetic.
                 amplified = exact[t.name] + growth * (single[t.name].double() - exact[t.name])
                 sums.add(t.name, exact[t.name], scales[t.name], native[t.name], amplified)
                 continue
             y64 = exact[t.name]
             scale = _usable_scale(y64, scales[t.name], dtype, self.enlarged)
             eager[t.name] = _loss(native[t.name], y64, scale, dtype)
-            # fp32 may by luck round nothing; the coarsest dtype rounds an intermediate tensor once.
+            # fp32 may by chance be exact here. At least one rounding by the coarsest dtype counts.
             single_loss = _loss(single[t.name], y64, scale, dtype)
             ranged[t.name] = growth * max(single_loss, torch.finfo(torch.float32).eps / 2)
             references[t.name] = reference_of(y64, scales[t.name], dtype, self.enlarged)
@@ -240,7 +250,7 @@ class Oracle:
     def exact(
         self, inputs: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The definition in float64, and the scale of each output."""
+        """The definition's outputs in float64, and the scale of each output."""
         values, scales = self._exact(inputs, WHOLE)
         return values, {
             name: _usable_scale(y, scales[name], torch.float32, self.enlarged)
@@ -259,7 +269,7 @@ class Oracle:
     def _native_and_single(
         self, problem: Problem, part: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The definition run in the problem's dtypes, and in fp32."""
+        """The definition's outputs in the problem's dtypes, and in fp32."""
         if all(t.dtype == torch.float32 for t in part.values() if t.is_floating_point()):
             native = self._define(part)
             return native, native
@@ -326,14 +336,14 @@ def default_scale(y: Tensor) -> Tensor:
 
 
 def _usable_scale(y64: Tensor, scale: Tensor, dtype: torch.dtype, enlarged: float) -> Tensor:
-    """Broadcast a scale; where an operator's formula gives no number, take |y64|."""
+    """Broadcast a scale to the output; where it is NaN or Inf, use |y64|; limit it from below."""
     scale = scale.to(torch.float64).expand_as(y64)
     scale = torch.where(scale.isfinite(), scale, y64.abs())
     return scale.clamp_min(smallest_scale(dtype, enlarged))
 
 
 def _loss(y: Tensor, y64: Tensor, scale: Tensor, dtype: torch.dtype) -> float:
-    """Return the largest scaled error where the dtype can hold the oracle's value."""
+    """Return the largest scaled error among the elements that the dtype can represent."""
     comparable = y64.isfinite() & (y64.abs() < overflow_threshold(dtype))
     error = torch.where(comparable, (y.double() - y64).abs() / scale, 0.0)
     if error.numel() == 0:
@@ -345,7 +355,7 @@ def _loss(y: Tensor, y64: Tensor, scale: Tensor, dtype: torch.dtype) -> float:
 def reference_of(
     y64: Tensor, scale: Tensor, dtype: torch.dtype, enlarged: float = 1.0
 ) -> Reference:
-    """Prepare the oracle's values of an output of a dtype for comparing."""
+    """Convert the float64 values of an output into the form that comparisons use."""
     inverse64 = _usable_scale(y64, scale, dtype, enlarged).reciprocal()
     high = y64.float()
     low = None

@@ -1,8 +1,8 @@
-"""Which input sets are tried in which part of a run, so that all parts take about as long.
+"""Distributes the input sets of a run over its parts, so that all parts take about equally long.
 
-Every process that runs a part finds the same cut by itself. How long a set takes is estimated: on
-the host layer every thread of a launch is a fiber, and each takes what the definition's arithmetic
-takes. The largest sets are given out first, each to the part that has least to do.
+Each process that runs a part computes the same distribution. The time of a set is estimated from
+the threads of its launch, each of which is a fiber on the host layer, and from the definition's
+arithmetic. Sets are assigned in descending order of work, each to the part with the least work.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def set_costs(
     operator: Operator, pass_name: str, whole: Problem, cases: Sequence[Case],
     threads: Threads | None,
 ) -> list[float]:
-    """How much work sets are, in operations of the definition.
+    """Estimate the work of each set, in operations of the definition.
 
     Args:
-        operator: Has the pass.
+        operator: The operator.
         pass_name: `forward` or `backward`.
-        whole: The problem that the sets are of.
+        whole: The problem at full size.
         cases: The sets.
-        threads: Of all CTAs for a problem; None: few.
+        threads: Threads, over all CTAs, that the kernel launches for a problem; None: not counted.
     """
     return [
         _cost(operator, pass_name, case.problem(whole, operator.signature), threads)
@@ -43,14 +43,14 @@ def set_costs(
 
 
 def places_of(part: Part, costs: Sequence[float]) -> frozenset[int]:
-    """The places of the sets of a part; the parts with the most work come first.
+    """The indices of the sets of a part; parts are numbered in descending order of work.
 
     Args:
         part: The part.
         costs: Work of each set of the run.
     """
     bins: list[list[int]] = [[] for _ in range(part.count)]
-    # By work, then by how many sets: of sets that cost nothing each part gets some.
+    # Ordered by work, then by the number of sets, so that sets of no work are spread evenly.
     lightest = [(0.0, 0, index) for index in range(part.count)]
     for place in sorted(range(len(costs)), key=lambda place: (-costs[place], place)):
         cost, count, index = heapq.heappop(lightest)

@@ -1,22 +1,25 @@
-"""Inputs whose rows are of different kinds: a row of zeros, of equal values, or as drawn.
+"""Inputs whose rows have different kinds of values.
 
-A row is what one index of the slab dim and of the dims that repeat the work selects: a line of
-rmsnorm, a head of a sequence of wkv. The set `zero or equal by rows` shows what `first zero` and
-`last zero` cannot: zeros in an input that is neither the first nor the last, and a row of equal
-values, which a kernel may take for something else.
+A row is the part of a tensor at one index of the slab dim and of the dims that repeat the work: a
+line in rmsnorm, one head of one sequence in wkv. Linear inputs are those in which all outputs are
+linear.
 
-`tiny by rows`: one of the inputs in which outputs are linear is 2^-64 times as large (2^-10 in
-fp16) in some rows: what a kernel drops because it is small must not be dropped where nothing is
-larger. In other rows, where no dtype is fp16, it is 2^40 times as large.
+`zero or equal by rows`: a row is zero in one input, has equal values, or is as drawn. Unlike `first
+zero` and `last zero`, this set has zeros in inputs that are neither the first nor the last; and a
+kernel may treat rows of equal values wrongly as a special case.
 
-`nan by rows`: one of these inputs is NaN with a negative sign in some rows, at every element. Other
-sets have one NaN, of a positive sign. Where steps do not follow each other, there are rows with an
-Inf and a -Inf in that input, too, and rows whose second half is -Inf, as masks leave them.
+`tiny by rows`: in some rows one linear input is multiplied by 2^-64 (2^-10 in fp16). A kernel may
+drop small values next to larger ones, but not where nothing is larger. In other rows the input is
+multiplied by 2^40, unless a dtype is fp16.
 
-`signs by rows`: all elements of an input in which outputs are linear have one sign in a row,
-negative or positive. A maximum that begins at 0 is right for inputs of both signs.
+`nan by rows`: in some rows every element of one linear input is a NaN with a negative sign. Other
+sets have single NaNs of positive sign. In operators without steps, there are also rows with an Inf
+and a -Inf in that input, and rows whose second half is -Inf, as a mask produces.
 
-A set of each kind cuts packed sequences in a way of its own (`cut`).
+`signs by rows`: all elements of a linear input in one row have the same sign, negative or positive.
+A running maximum that wrongly starts at 0 is right if a row has both signs.
+
+The sets `tiny by rows` and `nan by rows` choose their own boundaries of packed sequences (`cut`).
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ SIGNS_BY_ROWS = "signs by rows"
 
 _TINY = 2.0**-64
 _HUGE = 2.0**40
-_TINY_16 = 2.0**-10  # in fp16, whose least normal number is 2^-14
+_TINY_16 = 2.0**-10  # in fp16, whose smallest normal number is 2^-14
 
 
 def with_row_values(
@@ -51,18 +54,18 @@ def with_row_values(
 ) -> dict[str, Tensor]:
     """Turn ordinary inputs into those of `BY_ROWS`.
 
-    With n inputs in which outputs are linear, rows are of n + 2 kinds in turn: n with zeros in one
-    of these inputs, those in the middle first; one with equal values along the last dim of all
-    inputs that may have them; one as drawn.
+    With n linear inputs, rows cycle through n + 2 kinds: n kinds with zeros in one of these inputs,
+    the first and the last input after all others; one kind with equal values along the last dim,
+    in all inputs that allow them; one kind as drawn.
 
     Args:
         drawn: The inputs, by name.
         pass_: Declares their dims.
-        problem: Of the set.
-        linear: The inputs in which outputs are linear: they take any values.
+        problem: The problem at the extents of the set.
+        linear: The linear inputs, which may have any values.
         row_dims: The slab dim and the dims that repeat the work, the slowest first.
-        is_serial: Whether steps follow each other. Other inputs than linear ones then stay as
-            drawn: a recurrence could grow by equal values.
+        is_serial: Whether the operator has steps. Inputs that are not linear then stay as drawn:
+            equal values could make a recurrence grow.
     """
     silent = _middle_first([name for name in drawn if name in linear])
     kinds = len(silent) + 2
@@ -88,7 +91,7 @@ def with_row_signs(
     linear: frozenset[str],
     row_dims: Sequence[str],
 ) -> dict[str, Tensor]:
-    """Turn inputs into those of `SIGNS_BY_ROWS`; arguments as of `with_row_values`."""
+    """Turn inputs into those of `SIGNS_BY_ROWS`; arguments as in `with_row_values`."""
     found = dict(drawn)
     for place, t in enumerate(t for t in pass_.inputs if t.name in linear):
         value = drawn[t.name]
@@ -112,10 +115,9 @@ def with_special_rows(
     """Turn ordinary inputs into those of `TINY_BY_ROWS` or `NAN_BY_ROWS`.
 
     Args:
-        name: Of the set.
-        drawn, pass_, problem, linear, row_dims: As of `with_row_values`.
-        is_serial: Whether steps follow each other; else inputs in which outputs are not linear
-            take part, too.
+        name: Name of the set.
+        drawn, pass_, problem, linear, row_dims: As in `with_row_values`.
+        is_serial: Whether the operator has steps; if not, inputs that are not linear change, too.
     """
     chosen = [
         t.name
@@ -155,10 +157,11 @@ def with_special_rows(
 
 
 def cut(name: str, offsets: Tensor) -> Tensor:
-    """Where packed sequences begin in a set, in ways that random cuts hardly give.
+    """Boundaries of packed sequences that random ones rarely have, by the name of a set.
 
-    `TINY_BY_ROWS`: the first and the last sequence have one step, one in the middle the others.
-    `NAN_BY_ROWS`: one in the middle has all steps. Else every sequence but the last has one.
+    `TINY_BY_ROWS`: the first and the last sequence have one step each, one in the middle has the
+    others. `NAN_BY_ROWS`: one sequence in the middle has all steps. Other sets: every sequence but
+    the last has one step.
     """
     count = offsets.numel() - 1
     steps = int(offsets[-1]) if count >= 0 else 0
@@ -178,7 +181,7 @@ def cut(name: str, offsets: Tensor) -> Tensor:
 
 
 def _negative_nan(value: Tensor) -> Tensor:
-    """NaN with the sign bit; arithmetic with a NaN of Python loses the sign in 16 bits."""
+    """NaN with the sign bit set, by bit operations: fp16 and bf16 lose the sign of a Python NaN."""
     word = torch.int32 if value.element_size() == 4 else torch.int16
     nan = torch.full_like(value, torch.nan).view(word)
     return (nan | torch.iinfo(word).min).view(value.dtype)
@@ -203,9 +206,10 @@ def _masked(value: Tensor) -> Tensor:
 def row_numbers(
     dims: Sequence[str], value: Tensor, problem: Problem, row_dims: Sequence[str]
 ) -> Tensor:
-    """The number of each element's row, in a shape that broadcasts to the value's.
+    """The row number of each element, in a shape that broadcasts to the value's shape.
 
-    Inputs that lack a row dim have the numbers of its index 0, so that the inputs of one row agree.
+    In an input that lacks a row dim, rows have the numbers of that dim's index 0. So the inputs of
+    one row agree in its number.
     """
     number = torch.zeros([1] * value.dim(), dtype=torch.int64, device=value.device)
     weight = 1
@@ -220,6 +224,8 @@ def row_numbers(
 
 
 def _middle_first(names: list[str]) -> list[str]:
-    """Put the first and the last name at the end: they have sets of their own, and there may be
-    fewer rows than kinds."""
+    """Move the first and the last name to the end.
+
+    There may be fewer rows than kinds, and the sets `first zero` and `last zero` cover these two.
+    """
     return [*names[1:-1], *names[:1], *names[1:][-1:]]

@@ -1,11 +1,12 @@
-"""Inputs with runs of zeros along their steps, as padding leaves them: the set `runs of zeros`.
+"""Inputs with runs of zeros along their steps, as padding produces them: the set `runs of zeros`.
 
-A kernel may leave a block of steps out because an input is 0 there, and with it the decay of the
-state. Other sets have single zeros, lines of zeros at random, or rows without anything else.
+A kernel may skip a block of steps because an input is 0 there, and wrongly skip the decay of the
+state as well. Other sets only have single zeros, random lines of zeros, or rows of nothing but
+zeros.
 
-By turns of rows and of inputs, the first, the middle or the last third of the steps is 0, or none.
-Without steps it is a third of the last dim. Packed sequences are of equal length where they can be;
-else two in the middle are empty.
+The first, the middle or the last third of the steps is 0, or none; this alternates between rows and
+between inputs. In operators without steps, it is a third of the last dim. Packed sequences have
+equal lengths if the steps can be divided evenly; otherwise two sequences in the middle are empty.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ def with_runs(
     Args:
         drawn: The inputs, by name.
         pass_: Declares their dims.
-        problem: Of the set.
+        problem: The problem at the extents of the set.
         row_dims: The slab dim and the dims that repeat the work, the slowest first.
-        steps: The dims of steps.
+        steps: The serial dims.
     """
     found = dict(drawn)
     place = 0
@@ -48,7 +49,7 @@ def with_runs(
         along = [dim for dim in t.dims if dim in steps]
         if not steps:
             along = [t.dims[-1]]
-        if not along or t.dims[-1] in (*row_dims, *steps):  # a norm may be what is divided by
+        if not along or t.dims[-1] in (*row_dims, *steps):  # may be a divisor
             continue
         axis = t.dims.index(along[0])
         extent = value.shape[axis]
@@ -62,7 +63,7 @@ def with_runs(
 
 
 def cut_for_runs(offsets: Tensor) -> Tensor:
-    """Where packed sequences begin in the set."""
+    """Boundaries of packed sequences in the set."""
     count = offsets.numel() - 1
     steps = int(offsets[-1]) if count >= 0 else 0
     if count < 2:

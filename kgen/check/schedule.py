@@ -1,4 +1,4 @@
-"""Which input sets a kernel is tried on, in which order."""
+"""Which input sets a kernel is verified on, and in which order."""
 
 from __future__ import annotations
 
@@ -55,11 +55,12 @@ from kgen.operators.base import Operator
 
 
 class HostSets(NamedTuple):
-    """The sets of a host run.
+    """The input sets of a run on the host layer.
 
     Attributes:
-        cases: In the order of their trial.
-        left_out: Labels of the sets that are too large for it, and what the shortened ones were.
+        cases: The sets, in the order in which they run.
+        left_out: Labels of the sets that are too large for the host layer, and, for each shortened
+            set, its label at the intended extents (`Case.wanted`).
     """
 
     cases: list[Case]
@@ -68,14 +69,14 @@ class HostSets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Chooses cases for one problem.
+    """Chooses the cases of one problem.
 
     Attributes:
         operator: Declares cases, dims and the slab dim.
-        pass_: One of its passes.
-        problem: At full size.
-        seed: Seeds every set that is not fresh.
-        sizes: How large the other sets may be.
+        pass_: One of the operator's passes.
+        problem: The problem at full size.
+        seed: Seed of every set that is not fresh.
+        sizes: How large the sets other than the problem itself may be.
     """
 
     operator: Operator
@@ -90,7 +91,9 @@ class Schedule:
         return Extents(self.operator, self.pass_, self.problem, self.sizes)
 
     def trial(self, seed: int, constants: Collection[str]) -> list[Case]:
-        """A fresh small set, one of the hard ones in turn, then the problem itself."""
+        """The sets of a trial: a fresh small one, one of the hard ones (the seed selects which),
+        and the problem itself.
+        """
         cases = []
         extents = self.extents
         quick = extents.reduced(QUICK, self.sizes.quick, constants)
@@ -107,7 +110,8 @@ class Schedule:
         return cases
 
     def certify(self, seed: int, constants: Collection[str]) -> list[Case]:
-        """Everything, cheap sets first, and a fresh set of full size last."""
+        """The sets of a certificate: all of them, cheap sets first, a fresh set of full size last.
+        """
         extents = self.extents
         quick = extents.reduced(QUICK, self.sizes.quick, constants)
         return [
@@ -131,17 +135,18 @@ class Schedule:
         threads: Threads | None = None,
         far: bool = False,
     ) -> HostSets:
-        """Small sets only: what a CPU that runs every CUDA thread as a fiber gets through.
+        """The sets of a host run, all small: the host layer runs every CUDA thread as a fiber.
 
-        All dims that the kernel takes at run time are small; those compiled in stay as they are.
-        One set more goes as far as `steady` says, with all else as small as can be.
+        All dims that the kernel takes at run time are small; compile-time dims keep their extents.
+        One additional set has the extents of `steady`, and the smallest extents in all other dims.
 
         Args:
-            seed: Of the fresh set.
+            seed: Seed of the fresh set.
             constants: Dims that are compile-time constants of the kernel.
-            steady: How far the set of the steady state goes.
-            threads: Threads that a problem takes, of which `Sizes.threads` are allowed; None: few.
-            far: Whether a set may have rows that are gigabytes apart.
+            steady: (dim, extent) pairs of the set that reaches the kernel's steady state.
+            threads: Number of threads that the kernel launches for a problem; sets with more than
+                `Sizes.threads` are shortened. None: the number is not limited.
+            far: Whether sets may have rows that are gigabytes apart.
         """
         extents = self.extents
         always = [
@@ -160,7 +165,7 @@ class Schedule:
         ]
         small = [extents.is_small(dict(case.dims)) for case in others]
         kept = [*always, *(case for case, fits in zip(others, small, strict=True) if fits)]
-        kept += self._inside_tiles(seed, constants, threads)  # none that is too much work
+        kept += self._inside_tiles(seed, constants, threads)  # already limited in size and work
         left_out = [case.label for case, fits in zip(others, small, strict=True) if not fits]
         return HostSets(kept, [*left_out, *(case.wanted for case in kept if case.shortened)])
 
@@ -169,8 +174,9 @@ class Schedule:
         return self._ordinary({})
 
     def pool(self) -> list[Case]:
-        """Ordinary inputs of enough elements that their largest error is a stable number: three
-        sets, or one where a row of the slab dim is as many.
+        """Ordinary inputs with enough elements that their largest error is a stable number.
+
+        There are three sets, or one if a single row of the slab dim already has enough elements.
         """
         extents = self.extents
         dims = extents.pool()
@@ -189,7 +195,9 @@ class Schedule:
             yield replace(self._ordinary(dims), shortened=shortened)
 
     def _hard(self, constants: Collection[str]) -> list[Case]:
-        """The operator's own cases and strided inputs, with few rows if they may be few."""
+        """The operator's own cases, other layouts, other scalars and the hard values of this
+        package; with few rows where the number of rows is a run-time dim.
+        """
         dims = self.extents.reduced(self.sizes.rows, self.sizes.small, constants)
         hard = [self._case(name, dims) for name in self.operator.cases]
         if not set(LARGE_CASES) & set(self.operator.cases):
@@ -201,7 +209,7 @@ class Schedule:
             hard.append(replace(ordinary, opposite=True))
             hard.append(replace(ordinary, scalars=common_scalars(self.pass_)))
         hard += [self._case(name, dims) for name in (*UNEQUAL, *ZEROS, *NANS[:-1])]
-        # An offset of 0 would leave nothing of a weight of 0.
+        # With the default offset of 0, a weight of 0 makes the outputs 0; another offset does not.
         zero = self._case(ZEROS[0], dims)
         hard.append(replace(zero, scalars=other_scalars(self.pass_)))
         several = next(self.extents.unequal(constants), dims)
@@ -210,7 +218,7 @@ class Schedule:
         hard += [self._case(name, rows) for name in ROW_SETS[1:]]
         hard += self._shaped(rows, constants)
         packing = self.operator.signature.packing
-        if packing is not None and packing.sequences in several:  # not where it is the batch
+        if packing is not None and packing.sequences in several:  # absent if it is the batch dim
             several |= {packing.sequences: CUT}
             one_step = {name: CUT for name in self.operator.serial_dims if name not in constants}
             hard.append(self._case(POWERS, several | one_step))
@@ -223,16 +231,17 @@ class Schedule:
         return hard
 
     def _shaped(self, dims: Dims, constants: Collection[str]) -> Iterator[Case]:
-        """Inputs of a shape that random values do not have, or that are alike."""
+        """Inputs with structure that random values lack: shaped, mostly zero, equal or opposite."""
         steps = [name for name in self.operator.serial_dims if name not in constants]
         yield self._case(SHAPES, dims)
         packing = self.operator.signature.packing
         is_packed = packing is not None and packing.offsets in {t.name for t in self.pass_.inputs}
-        # With one step alone in packed sequences correct kernels of wkv6 exceed the bound of gw.
+        # Packed sequences get no set with a single nonzero step: correct wkv6 kernels exceed the
+        # bound of gw there.
         for name in (ONES,) if is_packed else LONE:
             yield self._case(name, dims)
         first = self.pass_.inputs[0]
-        if first.free_strides:  # the gradient of a sum is one number in memory
+        if first.free_strides:  # the gradient of sum() is one number, expanded by strides of 0
             few = dims | dict.fromkeys(steps, SHARED_STEPS)
             one = self._case(ONES, few, REPEATED[0])
             yield replace(one, only=(first.name,))
@@ -243,7 +252,7 @@ class Schedule:
 
     def _layouts(self, constants: Collection[str]) -> list[Case]:
         """Ordinary values at other strides and addresses."""
-        # Two rows at least, or the stride between them is never used.
+        # At least two rows, or the stride between rows is never used.
         dims = self.extents.reduced(
             self.sizes.rows, self.sizes.small, constants, times=2, least=FEW
         )
@@ -271,7 +280,9 @@ class Schedule:
         ]
 
     def _alone(self, dims: Dims) -> Iterator[Case]:
-        """One input has rows that are apart, and all others none: so no two are laid out alike."""
+        """Sets in which a single input is strided or repeated and all others are contiguous: a
+        kernel that uses another input's strides fails.
+        """
         names = [t.name for t in self.pass_.inputs if t.free_strides]
         if len(self.pass_.inputs) > 1 and names:
             for name in names:
@@ -279,8 +290,8 @@ class Schedule:
             yield replace(self._ordinary(dims, REPEATED[0]), only=(names[-1],))
 
     def _heads_of_one_key(self, dims: Dims) -> Iterator[Case]:
-        """All inputs but the first repeat one of their dims, as the keys and values of a grouped
-        query attention repeat their heads.
+        """All inputs but the first have a stride of 0 in one dim, as keys and values have in the
+        head dim of grouped-query attention.
         """
         names = [t.name for t in self.pass_.inputs]
         most = max((len(t.free_strides) for t in self.pass_.inputs), default=0)
@@ -290,8 +301,8 @@ class Schedule:
     def _inside_tiles(
         self, seed: int, constants: Collection[str], threads: Threads | None = None
     ) -> Iterator[Case]:
-        """Ordinary values at extents that end inside tiles, at whole tiles, and at extents nobody
-        knows before; and runs of zeros.
+        """Ordinary values at extents that end inside tiles, at whole tiles and at random extents;
+        and runs of zeros.
         """
         if not self.sizes.inside_tiles:
             return
@@ -300,7 +311,7 @@ class Schedule:
         for dims in self.extents.runs(constants, threads):
             yield self._case(RUNS, dims)
             packing = self.operator.signature.packing
-            if packing is not None and packing.sequences in dims:  # of equal length
+            if packing is not None and packing.sequences in dims:  # sequences of equal length
                 few = {n: 12 * CUT for n in self.operator.serial_dims if n not in constants}
                 yield self._case(RUNS, dims | few)
         for place in range(DRAWN):
@@ -309,7 +320,9 @@ class Schedule:
                 yield Case(NORMAL, tuple(dims.items()), "contiguous", own)
 
     def _far(self, constants: Collection[str]) -> Iterator[Case]:
-        """Rows that are gigabytes apart, where the memory between them costs nothing."""
+        """Rows that are gigabytes apart: the pages between them are never touched, so never
+        allocated.
+        """
         most = max((len(t.free_strides) for t in self.pass_.inputs if not t.in_out), default=0)
         dims = self.extents.reduced(FEW, self.sizes.small, constants, times=2, least=FEW)
         few = {name: FEW_STEPS for name in self.operator.serial_dims if name not in constants}
@@ -331,15 +344,16 @@ class Schedule:
         return self._case(NORMAL, dims, layout)
 
     def _case(self, name: str, dims: Dims, layout: Layout = "contiguous") -> Case:
-        # Values do not depend on the layout, so that sets which differ in it alone have one oracle.
+        # The seed does not depend on the layout: sets that differ only in layout share an oracle.
         extents = tuple(dims.items())
         seed = seed_of(self.seed, name, list(extents), "contiguous")
         return Case(name, extents, layout, seed)
 
 
 def common_scalars(pass_: Pass) -> tuple[tuple[str, float], ...]:
-    """Values that models use and a kernel may take for something else: 1, or 0 where 1 is the
-    default; of those that must be above 0, one that is nearly 0.
+    """Scalar values that models use and that a kernel may treat as a special case.
+
+    1, or 0 where 1 is the default; a scalar that must be above 0 is 2^-40.
     """
     return tuple(
         (s.name, 2.0**-40 if s.above == 0.0 else 0.0 if s.default == 1.0 else 1.0)
@@ -358,14 +372,14 @@ def _fresh(dims: Dims, seed: int) -> Case:
 
 
 def other_scalars(pass_: Pass) -> tuple[tuple[str, float], ...]:
-    """Values beside the defaults, each of which shows in the outputs.
+    """Scalar values other than the defaults, each with a visible effect on the outputs.
 
-    A kernel that takes no notice of eps, an offset of 0 or a scale of 1 is right with the defaults.
-    One that rounds a product with a scalar is right where the scalar is a power of two.
+    A kernel that ignores eps, an offset or a scale passes with the defaults (offset 0, scale 1).
+    A kernel that rounds a product with a scalar passes if the scalar is a power of two.
     """
     found = []
     for place, scalar in enumerate(pass_.scalars):
-        value = 0.6875 + place / 16  # no two the same: one may be used in another's place
+        value = 0.6875 + place / 16  # all different: a kernel may mix up two scalars
         if value == scalar.default:
             value += 1 / 32
         if scalar.above is not None and value <= scalar.above:

@@ -1,9 +1,10 @@
-"""Whether launches keep state in their workspaces.
+"""Detects kernels that keep state in their workspaces from launch to launch.
 
-A launch that finds what a launch on the same values left must leave the same bits. And whatever a
-launch writes must depend on its inputs alone: a word that is not as after the first launch on the
-same values has to be as it was before this launch, not written. So a kernel can count neither its
-launches nor how often its inputs have changed.
+There are two requirements. A launch that starts with the workspaces of a launch on the same values
+must leave the same bits there. And a launch may only write what depends on its inputs: after each
+launch on the same values, every word equals either its contents after the first of these launches,
+or its contents before this launch (it was not written). So a kernel can count neither its launches
+nor how often its inputs changed.
 """
 
 from __future__ import annotations
@@ -18,35 +19,35 @@ from kgen.check.steps import Step
 
 
 class ScratchState:
-    """Follows the workspaces of one input set from launch to launch.
+    """Compares the workspaces of one input set from launch to launch.
 
     Attributes:
-        counts: By name, whether a workspace keeps state, on the device.
+        counts: Whether a workspace keeps state, by name; bool tensors on the device.
     """
 
     def __init__(self, scratch: Mapping[str, Guarded]) -> None:
         self.counts: dict[str, Tensor] = {}
         self._scratch = scratch
         self._repeated: dict[str, Tensor] = {}  # fingerprints after a launch on the set's values
-        self._first: dict[str, Tensor] = {}  # what the first launch on these values left
+        self._first: dict[str, Tensor] = {}  # contents after the first launch on the set's values
         self._before: dict[str, Tensor] = {}
 
     def before_launch(self, step: Step) -> None:
-        """Keep what a launch on the set's own values finds."""
+        """Save the workspaces before a launch on the set's own values."""
         if step.own and self._first:
             self.keep()
 
     def keep(self) -> None:
-        """Keep what the workspaces hold."""
+        """Save the contents of the workspaces."""
         self._before = {name: self._scratch[name].arena.clone() for name in self._first}
 
     def put_back(self) -> None:
-        """Give the workspaces what they held at `keep`."""
+        """Restore the contents that `keep` saved."""
         for name, arena in self._before.items():
             self._scratch[name].arena.copy_(arena)
 
     def after_launch(self, step: Step) -> None:
-        """Compare what a launch on the set's own values left."""
+        """Compare the workspaces after a launch on the set's own values with earlier contents."""
         if not step.own:
             self._repeated = {}
             return

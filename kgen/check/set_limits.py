@@ -12,10 +12,10 @@ from kgen.model.signature import Dim, Pass
 from kgen.operators.base import Operator
 
 Dims = dict[str, int]
-"""The extents of a set that are not the problem's own."""
+"""Extents by dim: those in which a set differs from the problem."""
 
 Threads = Callable[[Problem], int]
-"""Threads of all CTAs that a kernel takes for a problem."""
+"""(problem) -> number of threads, over all CTAs, that a kernel launches for it."""
 
 
 def tensor_bytes(pass_: Pass, problem: Problem) -> int:
@@ -27,12 +27,12 @@ def tensor_bytes(pass_: Pass, problem: Problem) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SetLimits:
-    """What the extents of the input sets of one problem have to keep to.
+    """The limits that the extents of one problem's input sets must keep.
 
     Attributes:
         operator: Declares dims and the slab dim.
-        pass_: One of its passes.
-        problem: At full size.
+        pass_: One of the operator's passes.
+        problem: The problem at full size.
         sizes: How large sets other than the problem itself may be.
     """
 
@@ -46,17 +46,23 @@ class SetLimits:
         return tensor_bytes(self.pass_, self.problem_with(dims))
 
     def is_small(self, dims: Dims) -> bool:
-        """Whether a set is not too large for a host run.
+        """Whether a set is small enough for a host run.
 
-        A dim compiled in may make even one row of some sets large. Sets of many steps may take
-        more, and were chosen by that.
+        A large compile-time dim may make a set too large even with one row. Sets of many steps may
+        be `SERIAL_WORK` times a small set's work, by which limit `Extents` chose them.
         """
         serial = any(dims.get(name, 0) > SHORT for name in self.operator.serial_dims)
         times = SERIAL_WORK if serial else 4
         return self.bytes(dims) <= 4 * self.sizes.small and not self.is_too_much_work(dims, times)
 
     def is_modest(self, dims: Dims, threads: Threads | None, times: int) -> bool:
-        """Whether a set is neither too large nor too much work, `times` a small set's at most."""
+        """Whether bytes, operations and threads of a set are within the limits.
+
+        Args:
+            dims: The set's extents.
+            threads: Threads that the kernel launches; None: not limited.
+            times: Most operations, as a multiple of a small set's; also most bytes, but at most 4.
+        """
         return (
             self.bytes(dims) <= self.sizes.small * min(times, 4)
             and not self.is_too_much_work(dims, times, self.sizes.far_flops)
@@ -66,23 +72,25 @@ class SetLimits:
     def is_too_much_work(
         self, dims: Dims, times: int = 1, far_flops: int | None = None
     ) -> bool:
-        """Whether a set takes more operations than `times` a small set's, or than `far_flops`."""
+        """Whether a set takes more operations than `times` times `Sizes.flops`, or than `far_flops`
+        where `Sizes.flops` is None.
+        """
         most = far_flops if self.sizes.flops is None else times * self.sizes.flops
         if most is None:
             return False
         return self.operator.cost(self.pass_.name, self.problem_with(dims)).flops > most
 
     def are_too_many(self, dims: Dims, threads: Threads | None) -> bool:
-        """Whether a kernel takes more threads for a set than the host may switch."""
+        """Whether a kernel launches more threads for a set than `Sizes.threads` allows."""
         most = self.sizes.threads
         return most is not None and threads is not None and threads(self.problem_with(dims)) > most
 
     def takes_many(self, dims: Dims, threads: Threads | None) -> bool:
-        """Whether a set of little work takes threads by the thousand."""
+        """Whether a kernel launches more than `MANY_THREADS` threads for a set."""
         return threads is not None and threads(self.problem_with(dims)) > MANY_THREADS
 
     def smallest_extents(self, constants: Collection[str]) -> Dims:
-        """Every run-time dim as small as it may be."""
+        """The smallest extent of every run-time dim."""
         return {
             dim.name: max(1, dim.smallest)
             for dim in self.operator.signature.dims
@@ -90,21 +98,23 @@ class SetLimits:
         }
 
     def narrow_extents(self, constants: Collection[str]) -> Dims:
-        """Every run-time dim as small as it may be, but the last of an output: errors are relative
-        to the values along it, and one value may be nearly 0 where its terms are not.
+        """The smallest extent of every run-time dim, but `NARROW` in the last dim of an output.
+
+        Errors are relative to the values along the last dim. With a single value there, that value
+        may be nearly 0 although the terms of its sum are not.
         """
         last = {t.dims[-1] for t in self.pass_.results}
         smallest = self.smallest_extents(constants)
         packing = self.operator.signature.packing
         if packing is not None and packing.sequences in smallest:
-            smallest[packing.sequences] = PACKED  # some begin late in a long tensor
+            smallest[packing.sequences] = PACKED  # so that some sequences begin late in the tensor
         return {
             name: min(max(extent, NARROW), self.problem.dim(name)) if name in last else extent
             for name, extent in smallest.items()
         }
 
     def smallest(self, dim: Dim) -> int:
-        """The least extent of a dim; of a packed tensor's sequences at least one."""
+        """The smallest extent of a dim; at least 1 for the number of packed sequences."""
         packing = self.operator.signature.packing
         is_count = packing is not None and dim.name == packing.sequences
         return max(dim.smallest, 1) if is_count else dim.smallest
@@ -114,13 +124,15 @@ class SetLimits:
         return name in self.operator.repeats
 
     def is_implied(self, dim: str) -> bool:
-        """Whether other dims say what a dim is."""
+        """Whether the extent of a dim follows from the other dims."""
         implied = self.operator.signature.implied(dict(self.problem.dtypes))
         return implied is not None and dim == implied[0]
 
     def is_one_sum(self, name: str) -> bool:
-        """Whether one CTA has all rows and adds them: a running fp32 sum of 256 may miss a bound
-        that comes from torch's sum by halves.
+        """Whether a dim is the slab dim, an output is a sum over it, and sizes are a host run's.
+
+        One CTA may then add all rows. A sequential fp32 sum of 256 rows may exceed a bound that
+        comes from torch's pairwise sum.
         """
         return name == self.operator.slab_dim and self.is_summed(name) and self.is_on_host
 
@@ -130,9 +142,9 @@ class SetLimits:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the host layer runs the sets, or a GPU those of a host's certificate."""
+        """Whether the sizes are those of a host run; a GPU may run the same sets."""
         return self.sizes.flops is not None or self.sizes.far_flops is not None
 
     def problem_with(self, dims: Dims) -> Problem:
-        """The problem with a set's extents."""
+        """The problem with the extents of a set."""
         return with_dims(self.problem, dims, self.operator.signature)

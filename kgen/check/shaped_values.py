@@ -1,18 +1,19 @@
-"""Inputs of a shape that random values do not have, or that are alike.
+"""Inputs with structure that random values lack: shaped, equal at all steps, or opposite.
 
-`shapes by rows`: rows (see `row_values`) take turns in being sorted, having one element that is not
-0, having whole numbers alone, being symmetric along the last dim, having one element 256 times as
-large, and a first half of zeros. These are inputs in which
-outputs are linear, or any where steps do not follow each other.
+Rows are those of `row_values`; linear inputs are those in which all outputs are linear.
 
-`steps alike by rows`: in some rows an input has the values of the first step at all steps, or,
-where outputs are linear in it, values that rise from step to step. Inputs in which outputs are not
-linear are alike in the same rows: a recurrence could grow if only one factor of a product was.
-Without steps all rows are alike.
+`shapes by rows`: rows alternate between being sorted, having one nonzero element, having only
+integers, being symmetric along the last dim, having one element 256 times as large, and having a
+first half of zeros. This applies to linear inputs, and to all inputs of operators without steps.
 
-`opposite by rows`: inputs of one shape and dtype are equal in some rows, and in some the negative
-of each other, though each has memory of its own. Which inputs and how many steps is as of inputs
-in the same memory.
+`steps alike by rows`: in some rows an input has the values of the first step at all steps; a linear
+input has values that rise from step to step in some other rows. Inputs that are not linear have
+equal steps in the same rows: a recurrence could grow if only one factor of a product had them.
+In operators without steps, all rows are equal.
+
+`opposite by rows`: inputs of one shape and dtype are equal in some rows, and each other's negative
+in some, although each has its own memory. The inputs are those that may share memory
+(`with_shared_values`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def with_shapes(
     row_dims: Sequence[str],
     is_serial: bool,
 ) -> dict[str, Tensor]:
-    """Turn ordinary inputs into those of `SHAPES`; arguments as of `with_row_values`."""
+    """Turn ordinary inputs into those of `SHAPES`; arguments as in `with_row_values`."""
     found = dict(drawn)
     place = 0
     for t in pass_.inputs:
@@ -85,10 +86,10 @@ def with_steps_alike(
     row_dims: Sequence[str],
     steps: Collection[str],
 ) -> dict[str, Tensor]:
-    """Turn ordinary inputs into those of `ALIKE`; arguments as of `with_row_values`.
+    """Turn ordinary inputs into those of `ALIKE`; other arguments as in `with_row_values`.
 
     Args:
-        steps: The dims of steps.
+        steps: The serial dims; in operators without steps, the dim along which rows are equal.
     """
     found = dict(drawn)
     for place, t in enumerate(pass_.inputs):
@@ -98,7 +99,7 @@ def with_steps_alike(
             continue
         row = row_numbers(t.dims, value, problem, row_dims)
         chosen = (row // (1 + place % 2) if t.name in linear else row) % 2 == 0
-        if t.name in linear:  # and a slope in some of the others
+        if t.name in linear:  # sorted along the steps in some of the other rows
             value = torch.where(row % 4 == 3, value.sort(dim=along[0]).values, value)
         found[t.name] = torch.where(chosen, value.narrow(along[0], 0, 1), value)
     return found
@@ -117,13 +118,13 @@ def with_opposites(
     Args:
         drawn: The inputs, by name.
         shared, of: From `with_shared_values`.
-        pass_, problem, row_dims: As of `with_row_values`.
+        pass_, problem, row_dims: As in `with_row_values`.
     """
     found = dict(shared)
     for t in pass_.inputs:
         if t.name in of:
             value = shared[t.name]
-            # Inputs that share their values may be smaller than they were drawn.
+            # `with_shared_values` may have made the shared values smaller than drawn ones.
             largest = drawn[t.name].float().abs().amax().clamp_min(1e-9)
             ratio = (value.float().abs().amax() / largest).nan_to_num(1.0).clamp_max(1.0)
             own = drawn[t.name] * ratio
@@ -134,7 +135,7 @@ def with_opposites(
 
 
 def cut_to_one(name: str, offsets: Tensor) -> Tensor:
-    """Where packed sequences begin in these sets: the first has all steps, or the second."""
+    """Boundaries of packed sequences: all steps in the first one (`SHAPES`), or in the second."""
     if offsets.numel() < 3:
         return offsets
     found = torch.full_like(offsets, int(offsets[-1]))
@@ -143,7 +144,7 @@ def cut_to_one(name: str, offsets: Tensor) -> Tensor:
 
 
 def cut_to_last(offsets: Tensor) -> Tensor:
-    """The last sequence has all steps."""
+    """Boundaries of packed sequences: all steps in the last one."""
     found = torch.zeros_like(offsets)
     found[-1:] = offsets[-1:]
     return found

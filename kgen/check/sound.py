@@ -1,8 +1,8 @@
-"""Whether an operator's own functions can tell a right kernel from a wrong one.
+"""Checks that an operator's own functions distinguish right kernels from wrong ones.
 
-A definition that returns the same whatever it is given, a `make_inputs` that always draws the same
-values, a scale beside which every error is small: with such a module every kernel passes, or none.
-Asked of a problem of a few elements, in float64, so that the answer costs a few calls.
+All kernels pass, or none, if the definition ignores its inputs, if `make_inputs` always draws the
+same values, or if the scale is so large that every error is small. The checks run in float64 on a
+problem of a few elements, so they cost a few calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kgen.model.problem import Problem
 from kgen.model.signature import Pass
 from kgen.operators.base import Operator
 
-_SAME = 1e-9  # of the scale that a definition in float64 may vary by: sums on a GPU have any order
+_SAME = 1e-9  # scaled difference allowed between runs in float64: a GPU sums in any order
 
 
 def demand_sound(
@@ -35,15 +35,15 @@ def demand_sound(
     """Refuse an operator whose definition or inputs would let a wrong kernel pass.
 
     Args:
-        operator, pass_, problem: What is verified.
+        operator, pass_, problem: The operator, pass and problem to verify.
         oracle: Evaluates the definition.
         device: Where to evaluate.
         before: `global_state` before any function of the operator was called.
     Returns:
-        Per output, how far zeros and the outputs of other inputs are from it, the nearer of both,
-        as a share of its scale: what `demand_narrow` compares with the bounds.
+        Per output, its scaled distance from zeros or from the output of other inputs, whichever is
+        smaller. `demand_narrow` compares it with the bounds.
     Raises:
-        VerifyError: If they would, with what to do about it.
+        VerifyError: If a wrong kernel would pass; the text says how to repair the operator.
     """
     small = few_elements(operator, problem)
 
@@ -89,7 +89,7 @@ def demand_sound(
                 "  next: draw nothing in it, and keep nothing between calls"
             )
         apart = _difference(y, others[t.name], scale)
-        # The gradient of a state that no output of the problem depends on is 0.
+        # An output may be 0: the gradient of a state on which no output of the problem depends.
         is_zero = not bool(y.any()) and not bool(others[t.name].any())
         if apart <= _SAME and not is_zero:
             raise _constant(operator, t.name)
@@ -112,14 +112,14 @@ def _constant(operator: Operator, output: str) -> VerifyError:
 def demand_narrow(
     operator: Operator, nearest: Mapping[str, float], bounds: Mapping[str, Bound]
 ) -> None:
-    """Refuse a scale beside which every error is small.
+    """Refuse a scale so large that zeros or the outputs of other inputs would be within the bound.
 
     Args:
-        operator: What is verified.
+        operator: The operator to verify.
         nearest: From `demand_sound`.
-        bounds: Of ordinary inputs, by output.
+        bounds: Bounds of ordinary inputs, by output.
     Raises:
-        VerifyError: If one is so wide.
+        VerifyError: If a bound is that wide.
     """
     for name, distance in nearest.items():
         if distance <= bounds[name].bound:
@@ -143,7 +143,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def global_state(device: torch.device) -> dict[str, object]:
-    """Settings of torch that a function of a user may change, by what they are called."""
+    """torch's global settings that a user's function may change, by the names used in errors."""
     generator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return {
         "default dtype": torch.get_default_dtype(),

@@ -1,13 +1,14 @@
 """The extents at which a pipelined kernel reaches its steady state.
 
-A kernel that keeps chunks in a ring of shared memory reuses a slot only after as many chunks as
-the ring has, and a persistent block takes a second batch only where there are more batches than
-blocks. A proof on fewer is no proof of what the kernel does nearly all the time. So certificates
-have one input set that reaches the steady state: a ring's stages and two chunks more, in every
-part that a sequence is cut into, and likewise batches of a persistent block.
+A kernel with a ring buffer in shared memory reuses a slot only after as many chunks as the ring has
+stages. A persistent CTA processes a second batch only if there are more batches than CTAs. An input
+set with fewer does not cover what the kernel does most of the time. So certificates have one input
+set that reaches the steady state: in each part of a split sequence, as many chunks as the ring has
+stages, plus two; and likewise for the batches of persistent CTAs.
 
-A variant may say itself how far that is (`steady:` in the search space). Else it follows from the
-parameters by their names, and from the plan: a grid that stops growing is one of persistent blocks.
+A variant may declare these extents (`steady:` in the search space). Otherwise they are derived from
+the names of its parameters and from the plan: if the grid stops growing with a dim, its CTAs are
+persistent.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ from kgen.operators.base import Operator
 
 Extents = tuple[tuple[str, int], ...]
 
-# Parameters, by what they are for.
-_STEPS = ("chunk", "tokens", "batch")  # steps between two barriers, or of a slot of a ring
-_CHUNKS = ("chunks",)  # that a slot holds
-_ROUND = "segment"  # steps of a block between two exchanges with the others of its sequence
-_SPLITS = ("segments", "splits", "t_splits", "t_blocks", "head_ctas", "blocks")  # of a sequence
-_STEPS_UNSAID = 64  # of a variant that has no such parameter
+# Names of parameters, by their meaning.
+_STEPS = ("chunk", "tokens", "batch")  # steps between two barriers, or in a slot of a ring
+_CHUNKS = ("chunks",)  # chunks in a slot
+_ROUND = "segment"  # steps of a CTA between two exchanges with the other CTAs of its sequence
+_SPLITS = ("segments", "splits", "t_splits", "t_blocks", "head_ctas", "blocks")  # per sequence
+_STEPS_UNSAID = 64  # steps if a variant has none of these parameters
 _STAGES_UNSAID = 2
-_EXCHANGES = 2  # rounds of blocks that exchange something
-_MORE = 2  # chunks beyond the ring: the first slot used again, and what follows from that
-_LARGEST_GRID = 2**14  # blocks; what still grows there is not persistent
+_EXCHANGES = 2  # rounds to run, for CTAs that exchange data
+_MORE = 2  # chunks beyond the ring's stages: the first reuses a slot, the second follows a reuse
+_LARGEST_GRID = 2**14  # extent; a grid that still grows beyond it is not persistent
 
 
 def steady_extents(
     operator: Operator, variant: Variant, config: Config, problem: Problem, gpu: GpuProfile
 ) -> Extents:
-    """Return the extents that a proof of a config must reach, by run-time dim.
+    """Return the extents that a certificate of a config must reach, by run-time dim.
 
     Args:
-        operator: The operator; its `serial_dims` and `slab_dim` are looked at.
+        operator: The operator; its `serial_dims` and `slab_dim` are used.
         variant: The config's variant.
         config: The config.
-        problem: What is proven; extents of other dims come from there.
-        gpu: Where the plan is for.
+        problem: The problem to certify, with the extents of the other dims.
+        gpu: The GPU of the plan.
     """
     found = dict(_declared(variant, config, problem, gpu))
     if found or variant.safe is not None:
@@ -61,7 +62,7 @@ def steady_extents(
                 stages = _first(values, ("stages",), _STAGES_UNSAID)
                 steps = max((_first(values, (name,), 0) for name in _STEPS), default=0)
                 each = (steps or _STEPS_UNSAID) * _first(values, _CHUNKS, 1) * (stages + _MORE)
-            # One step more: the last chunk is not a whole one.
+            # One step more, so that the last chunk is not a whole one.
             found[dim] = each * _first(values, _SPLITS, 1) + 1
     slab = operator.slab_dim
     batches = 0
@@ -80,7 +81,7 @@ def _declared(
 
 
 def _first(values: Mapping[str, object], names: Collection[str], unsaid: int) -> int:
-    """The value of the first of the parameters that there is."""
+    """The value of the first of the named parameters that exists and is an integer."""
     for name in names:
         value = values.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -96,7 +97,7 @@ def _persistent(
     gpu: GpuProfile,
     dim: str,
 ) -> int:
-    """The extent of a dim from which on the grid grows no more; 0 if it always does."""
+    """The smallest extent of a dim at which the grid has stopped growing; 0 if it always grows."""
 
     def blocks(extent: int) -> int:
         shorter = with_dims(problem, {dim: extent}, operator.signature)

@@ -1,16 +1,18 @@
-"""The launches that one input set is tried with.
+"""The sequence of launches on one input set.
 
-A library's user launches a kernel again and again: on other values in the same memory, with a
-workspace that an earlier launch or another kernel left behind. So a kernel is launched on the
-set's values, on other values in the same buffers, and on the set's values again. Before each
-launch the outputs and the workspaces are filled: with NaN, a large finite number of either sign or
-zero; or they keep what the launch before left. All launches on the set's own values must give the
-same bits. Before one launch they keep what a launch on the same values left, but for a few
-elements, which hold something else: a kernel that looks at some of what is there, finds it right,
-and leaves the rest undone would be fast as long as it is timed, and right in every other launch.
+A library's user launches a kernel many times: on other values in the same memory, with a workspace
+that an earlier launch or another kernel left behind. So a kernel is launched on the set's values,
+on other values in the same buffers, and on the set's values again. Before each launch the outputs
+and workspaces are filled with NaN, a large finite number of either sign, or zero; or they keep the
+contents that the previous launch left. All launches on the set's own values must give the same
+bits.
 
-A launch that finds in the workspaces what a launch on the same values left there must leave the
-same bits. So a kernel cannot count its launches in a workspace, whatever it counts them for.
+Before one launch the buffers keep the results of a launch on the same values, except for a few
+elements. This detects a kernel that checks some elements of the old results, finds them right, and
+skips the rest: such a kernel would be fast while it is timed, and right in all other launches.
+
+A launch that starts with the workspaces of a launch on the same values must leave the same bits
+there. So a kernel cannot count its launches in a workspace.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ class Step:
     """One launch.
 
     Attributes:
-        own: Whether the inputs hold the set's values; else they hold other ones.
-        outputs: What the outputs hold before it.
-        workspaces: What the workspaces hold before it.
+        own: Whether the inputs hold the set's own values; else they hold other ones.
+        outputs: Contents of the outputs before the launch.
+        workspaces: Contents of the workspaces before the launch.
     """
 
     own: bool
@@ -40,22 +42,22 @@ _FIRST = Step(True, Fill.LARGE, Fill.LARGE)
 _OTHER = Step(False, Fill.LEFT, Fill.NONFINITE)
 _AFTER_OTHER = Step(True, Fill.LEFT, Fill.LEFT)
 _OTHER_AGAIN = Step(False, Fill.LEFT, Fill.ZERO)
-# Compared with the oracle: an element that nobody writes shows as NaN.
+# Compared with the oracle; an element that the kernel does not write is NaN.
 _LAST = Step(True, Fill.NONFINITE, Fill.LEFT)
-# Follows a launch on the same values. Its bits must be the same, so that the comparison with the
-# oracle is of both.
+# Follows a launch on the same values and must give the same bits, so the comparison of one of them
+# with the oracle covers both.
 _SPOILED = Step(True, Fill.SPOILED, Fill.SPOILED)
-# Finds what a launch on the same values left in the workspaces, and in the outputs but for a few
-# elements: it must leave the same in the workspaces (`kgen.check.check`). A kernel that counts its
-# launches there, and only where the outputs look like results, does not.
+# Starts with the workspaces of a launch on the same values, and with its outputs except for a few
+# elements. It must leave the same bits in the workspaces (`kgen.check.scratch`). This detects a
+# kernel that counts its launches there only if the outputs look like results.
 _REPEATED = Step(True, Fill.SPOILED, Fill.LEFT)
 
 _STEPS: dict[int, tuple[Step, ...]] = {
     1: (_ALONE,),
     3: (_FIRST, _OTHER, _AFTER_OTHER, _LAST),
-    # With four orders of threads, one launch after the other, the four launches on the set's own
-    # values (numbers 0, 2, 3 and 5) have one order each; numbers 6 and 7 have the last
-    # two once more.
+    # A host run changes the order of threads from launch to launch and has four orders. So the four
+    # launches on the set's own values (indices 0, 2, 3 and 5) each have a different order; indices
+    # 6 and 7 repeat the last two.
     4: (
         _FIRST,
         _OTHER,
@@ -84,7 +86,7 @@ def steps_of(launches: int) -> tuple[Step, ...]:
     """Return the launches of an input set.
 
     Args:
-        launches: Those on the set's own values that begin from filled memory, 1 or 3 to 5. A single
-            launch starts from NaN.
+        launches: Launches on the set's own values, without those that repeat a launch on its own
+            results; 1 or 3 to 5. A single launch starts from NaN.
     """
     return _STEPS[launches]

@@ -10,19 +10,19 @@ from kgen.model.set_results import SetResults
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a kernel computed its operator on everything it was tried on.
+    """Whether a kernel computed its operator on all input sets.
 
     Attributes:
-        ok: Whether it may be timed.
-        reason: Empty if ok, else one paragraph: what, the worst element, the inputs.
-        level: `trial` or `certify`.
-        accuracy: Per output, of the inputs where error / bound was largest. The error of a
-            refused kernel may be inf.
-        cases: Labels of the input sets tried, in order; the last is the one that failed.
-        seeds: Seed of each of them.
+        ok: Whether the kernel passed and may be timed.
+        reason: Empty if ok, else one paragraph: the fault, the worst element, the inputs.
+        level: The level of the verification.
+        accuracy: Per output, the accuracy on the set where error / bound was largest. The error of
+            a refused kernel may be inf.
+        cases: Labels of the input sets that ran, in order; the last is the one that failed.
+        seeds: Seeds of these sets.
         skipped: Labels of the input sets that the variant's guards do not admit, or that are too
             large for the host layer.
-        results: Of each set.
+        results: The result of each set.
     """
 
     ok: bool
@@ -36,7 +36,7 @@ class Verdict:
 
 
 def verdict_from(results: SetResults, level: str, reason: str) -> Verdict:
-    """The verdict that follows from the results of the sets."""
+    """Build the verdict from the results of the sets."""
     return Verdict(
         ok=not reason,
         reason=reason,

@@ -36,7 +36,7 @@ class BoundLaunch:
     smem: str
     args: tuple[str, ...]
     kinds: str  # one letter per argument: p(ointer), q (int64), f(loat32)
-    pdl: bool | str = False  # whether it uses programmatic dependent launch; of a family: if what
+    pdl: bool | str = False  # programmatic dependent launch: yes or no; for a family, a condition
     coresident: bool = False  # whether its CTAs wait for each other at grid barriers
 
 
@@ -80,8 +80,8 @@ def absent_literals(passed: Pass, dtypes: Mapping[str, str]) -> dict[str, int]:
 def bound_plan(variant: Variant, passed: Pass, fixed: Mapping[str, Any]) -> BoundPlan:
     """Print a variant's plan and conditions with the fixed names replaced by their values.
 
-    Efficiency rules do not become conditions. They only say what is worth a trial; a row that
-    breaks one still serves a call better than the safe kernel.
+    Efficiency rules do not become conditions. They only select the configs that are worth a trial;
+    a row that breaks one still serves a call better than the safe kernel.
 
     Raises:
         SpaceError: If a guard uses more of a pointer than its alignment.
@@ -112,7 +112,7 @@ def _conditions(variant: Variant, kind: RuleKind, fixed: Mapping[str, Any]) -> I
             continue
         for part in _conjuncts(_parsed(bound(variant.inlined(rule.condition), fixed))):
             for modulus in _moduli(part, rule.where):
-                yield f"{modulus} in {(0, *_ALIGNMENTS)}"  # 0: of a tensor that is absent
+                yield f"{modulus} in {(0, *_ALIGNMENTS)}"  # 0: the modulus of an absent tensor
             if (text := ast.unparse(part)) != "True":
                 yield text
 
@@ -169,7 +169,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 class _Fold(ast.NodeTransformer):
-    """Replace fixed names by literals and compute what has become constant."""
+    """Replace fixed names by literals, and evaluate subexpressions that have become constant."""
 
     def __init__(self, fixed: Mapping[str, Any]) -> None:
         self.fixed = fixed
@@ -178,7 +178,7 @@ class _Fold(ast.NodeTransformer):
         return ast.Constant(self.fixed[node.id]) if node.id in self.fixed else node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        node.args = [self.visit(arg) for arg in node.args]  # not node.func
+        node.args = [self.visit(arg) for arg in node.args]  # node.func stays a name
         match node:
             case ast.Call(func=ast.Name(id="ceil_div" | "round_up"),
                           args=[ast.expr() as whole, ast.Constant(value=1)]):
@@ -226,7 +226,7 @@ def _conjuncts(node: ast.expr) -> list[ast.expr]:
 
 
 def _moduli(condition: ast.expr, where: str) -> Iterator[str]:
-    """Yield the expressions that pointers are taken modulo; a call must make them alignments.
+    """Yield the moduli of pointers in a condition; at a call each must be an alignment.
 
     Raises:
         SpaceError: If a condition cannot be decided from pointers modulo `MAX_ALIGNMENT`.
@@ -252,7 +252,8 @@ def _moduli(condition: ast.expr, where: str) -> Iterator[str]:
 
 
 def _congruent(node: ast.expr) -> list[ast.Name]:
-    """Names in a sum or product: modulo n, its value depends on theirs modulo n alone."""
+    """Names in a sum or product, whose value modulo n depends only on the names' values modulo n.
+    """
     if isinstance(node, ast.Name):
         return [node]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub | ast.Mult):

@@ -1,4 +1,4 @@
-"""The files of a library that belong to no operator alone: runtime, headers, package, list."""
+"""The files of a library that all operators share: runtime, headers, package, list of files."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _HEADER_SUFFIXES = (".cuh", ".hpp", ".cpp", ".h")
 
 
 def shared_files(include_dir: Path) -> dict[str, bytes]:
-    """What is copied: the licence, the runtime, adapters and modules, and the device headers."""
+    """The copied files: licence, runtime, adapters, modules and device headers."""
     files: dict[str, bytes] = {f"{PACKAGE}/py.typed": b"",
                                f"{PACKAGE}/{LICENCE}": licence_file().read_bytes()}
-    # By their paths, because importing adapters and modules would import torch.
+    # Paths, because importing adapters and modules would import torch.
     kgen_folder = Path(kgen.__path__[0])
     for name, folder in COPIED.items():
         for path in sorted((kgen_folder / folder).iterdir()):
@@ -51,7 +51,8 @@ def package_files(root: Path) -> dict[str, bytes]:
 
 
 def list_file(root: Path, coming: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The list of the library's files, including those that are about to be written."""
+    """The list of the library's files, including the files in `coming`, written together with it.
+    """
     library = root / PACKAGE
     files = {name: (library / name).read_bytes() for name in listed_files(library)
              if f"{PACKAGE}/{name}" not in coming}

@@ -22,8 +22,8 @@ class Contents:
     Attributes:
         files: The listed files by path below the package, without the list itself.
         project: `pyproject.toml` and `README.md`, next to the package.
-        measured: Kernels that measured rows name: (operator, stem) -> the GPUs' compute
-            capabilities, times ten.
+        measured: Kernels that measured rows name: (operator, stem) -> compute capabilities of the
+            rows' GPUs, times ten.
         safe: (operator, stem) of the safe kernels, which any GPU may call.
         architectures: The architectures of the tuned GPUs, without the host.
     """

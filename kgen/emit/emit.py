@@ -46,7 +46,7 @@ class Emitted:
         root: The output folder.
         operators: Operators in the library.
         changed: Files written because their content changed, relative to `root`.
-        removed: Kernel files that no table names any more, and headers that no kernel includes.
+        removed: Removed kernel files that no table names, and headers that no kernel includes.
         stale: Rows that could not be renewed.
         kept: Number of valid rows, after a renewal.
         compiled: Number of kernels that a renewal compiled.
@@ -77,9 +77,9 @@ def emit(
         safe: The safe kernels of the winners' operators, one per dtype combination.
         include_dir: Folder of the device headers; holds `kgen/`.
         entry: The winners' operator with its space and templates, from which its families are
-            written; None: they stay as they are.
-        is_whole: Whether `safe` has every combination of its passes. If not, the library keeps the
-            kernels that it has for the others; a call of one that it has none for is an error.
+            written; None: the families stay as they are.
+        is_whole: Whether `safe` has every combination of its passes. If not, the library keeps its
+            kernels for the other combinations; a call with a combination that has none is an error.
     Raises:
         StorageError: If a file cannot be written.
         RecordError: If the state in the folder is damaged, or a winner was never timed.
@@ -103,11 +103,10 @@ def emit_rules(
         gpu: The GPU of the table.
         rules: They replace older ones for the same problems.
         winners: Rows that the table does not have yet.
-        include_dir: As for `emit`.
-        entry: As for `emit`.
+        include_dir, entry: As in `emit`.
     Raises:
         CatalogueError: If the operator is not in a library in the folder.
-        StorageError, RecordError: As `emit`.
+        StorageError, RecordError: As in `emit`.
     """
     root = Path(out_dir)
     if not (root / PACKAGE / operator.name / "safe.yaml").exists():
@@ -125,11 +124,11 @@ def rewrite(
 
     Args:
         out_dir: The library's folder.
-        operator_named: Finds the operators that the library has.
-        include_dir: As for `emit`.
+        operator_named: Returns an operator of the library by name.
+        include_dir: As in `emit`.
     Raises:
         CatalogueError: If there is no library in the folder.
-        StorageError, RecordError: As `emit`.
+        StorageError, RecordError: As in `emit`.
     """
     root = Path(out_dir)
     operators = {name: operator_named(name) for name in operator_names(root)}
@@ -144,16 +143,16 @@ def renew(
 
     Args:
         out_dir: The library's folder.
-        entry_named: Finds the operators that the library has, with their spaces and templates.
-        include_dir: As for `emit`.
+        entry_named: Returns an operator of the library, with its space and templates, by name.
+        include_dir: As in `emit`.
         open_compiler: Opens NVRTC for a folder of headers; called if a kernel must be compiled.
-        added: Operators that come into the library although they were tuned nowhere: with their
-            safe kernels and families. One that has been tuned is renewed as all others are.
+        added: Operators to add to the library. An operator that was never tuned is added with its
+            safe kernels and families; one that has been tuned is renewed like all others.
     Raises:
         CatalogueError: If there is no library in the folder.
         SpaceError: If an added operator has no safe variant of a pass.
         ToolchainError: If a kernel must be compiled and there is no NVRTC.
-        StorageError, RecordError: As `emit`.
+        StorageError, RecordError: As in `emit`.
     """
     root = Path(out_dir)
     new = [entry for entry in added
@@ -202,7 +201,7 @@ def _write(
             removed += old_headers(library, include_dir)
             removed += old_modules(library, {root / name for name in files})
         remove(removed)
-        # A family holds for the headers that are there now.
+        # Families are valid only for the current headers, so they are written after these.
         changed += write_all(root, _family_files(library, entries))
         if renewal:
             unused = old_templates(library)
@@ -234,7 +233,7 @@ def _operator_files(
     folder: Path, operator: Operator, winners: Sequence[Winner], safe: Sequence[SafeKernel],
     rules: Mapping[str, Sequence[LearntRule]], renewal: Renewal | None, is_whole: bool,
 ) -> dict[str, bytes]:
-    """Arguments as for `_write`, for one operator; `rules` by GPU."""
+    """The files of one operator; arguments as in `_write`, `rules` by GPU."""
     fields = [f.name for f in operator.signature.choices]
     tables = dict(renewal.tables) if renewal else {
         name: table.of_fields(fields) for name, table in read_tables(folder / "tables").items()
@@ -275,7 +274,7 @@ def _operator_files(
 
 
 def _family_files(library: Path, entries: Iterable[Entry]) -> dict[str, bytes]:
-    """The families of operators, of the rows that the library has, and their templates."""
+    """The families of operators, determined by the library's rows, and their templates."""
     include = library / "_include"
     headers = digest_of_files((name, (include / name).read_bytes())
                               for name in listed_files(include))

@@ -20,8 +20,8 @@ class FamilyState:
     """The fields of a generated `Family`.
 
     `plan`, the rules and `lets` (name, expression) are printed over dims, dtypes, itemsizes, GPU
-    facts, parameters and lets. `admissions` are the rules of legality that no parameter changes,
-    `conditions` the others. `config` is empty: the plan functions of rows name theirs.
+    facts, parameters and lets. `admissions` are the rules of legality that depend on no parameter,
+    `conditions` the others. `config` is empty; only the plan functions of rows have a config.
     """
 
     pass_name: str
@@ -43,10 +43,10 @@ class FamilyState:
 def family_states(entry: Entry, tables: Iterable[TableState]) -> tuple[FamilyState, ...]:
     """Return the families of an operator.
 
-    These are the variants that hold a row. Of those without a row, the ones that only reproduce
-    what was published are left out, and the safe one. A variant with a step of the ladder beyond
-    the published ones stays: it may serve options that no row has, states or packed sequences. A
-    pass without any row has all variants but the safe one: nothing is known of them.
+    These are all variants with a row, and variants without a row except two kinds: the safe
+    variant, and variants that only reproduce a published kernel. A variant with a step of the
+    ladder beyond the published ones stays, because it may serve options without a row, states or
+    packed sequences. In a pass without any row, all variants except the safe one are families.
 
     Args:
         entry: The operator.
@@ -69,7 +69,7 @@ def family_states(entry: Entry, tables: Iterable[TableState]) -> tuple[FamilySta
 
 def _family(entry: Entry, variant: Variant, passed: Pass) -> FamilyState:
     names = [p.name for p in variant.params]
-    # The library computes the named expressions as they are written, so nothing expands them.
+    # Named expressions are not expanded, because the library computes them by name.
     named = replace(variant, lets=())
     plan = bound_plan(named, passed, {})
     admissions = tuple(text for text in plan.conditions

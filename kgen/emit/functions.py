@@ -1,9 +1,9 @@
 """The pieces of a generated public function, which `operator.py.jinja` assembles for each pass.
 
-An input whose dtype field allows `none` is optional, and None in Python. An output of such a field
+An input whose dtype field allows `none` is optional, with default None. An output of such a field
 is present if the input of the same field is. If no input has the field, a keyword `return_<output>`
 requests the output. A dtype field without tensors says how the operands of products may be rounded;
-a keyword `allow_<dtype>` decides it. An option is a keyword of its own name.
+a keyword `allow_<dtype>` sets it. An option is a keyword of the same name.
 """
 
 from __future__ import annotations
@@ -151,8 +151,7 @@ def _schema(function: str, passed: Pass, optional: OptionalTensors) -> str:
 
 
 def _type(tensor: Tensor, passed: Pass) -> str:
-    """The type of an input in a schema: each one that the call writes is an alias set of its own.
-    """
+    """The type of an input in a schema; each input that the call writes has its own alias set."""
     if not tensor.in_out:
         return "Tensor"
     index = passed.in_outs.index(tensor)
@@ -249,7 +248,7 @@ def _tuple(names: Sequence[str] | dict[str, str]) -> str:
 
 
 def _string(text: str) -> str:
-    """A literal as an argument of its own line, in pieces if it is long."""
+    """A string literal as an argument on a separate line, in pieces if it is long."""
     if len(text) <= 90:
         return quoted(text)
     pieces, line = [], ""
@@ -263,7 +262,7 @@ def _string(text: str) -> str:
 
 
 def _carrier(output: Tensor, passed: Pass) -> str:
-    """The input that an output looks like, or an empty text."""
+    """The input with the layout of an output, or an empty text."""
     if output.layout_of:
         return output.layout_of
     for t in passed.inputs:
@@ -306,7 +305,7 @@ def _call(
 
 
 def _recorded(passed: Pass, function: str, names: list[str]) -> str:
-    """A call that autograd records; it makes a tuple of the outputs that are present."""
+    """A call that autograd records; it returns a tuple of the outputs that are present."""
     head = f"made = {passed.name.upper()}.recorded(_{function}, "
     line = f"{head}{_tuple(names)})"
     if len(line) + 12 <= WIDTH:
@@ -355,7 +354,7 @@ def _fake_body(
 
 
 def _extent(output: Tensor, index: int, passed: Pass, packing: Packing | None) -> str:
-    """The expression of an output's extent by the inputs' extents."""
+    """The expression of an output's extent in terms of the inputs' extents."""
     name = output.dims[index]
     if name.isdigit():
         return name

@@ -23,7 +23,8 @@ def fold(head: str, items: Sequence[str], tail: str, indent: int = 0) -> str:
 
 
 def imported(head: str, names: Sequence[str]) -> str:
-    """Return an import: in one line if it fits, else one name per line, as ruff's isort has it."""
+    """Return an import: in one line if it fits, else one name per line, as ruff's isort writes it.
+    """
     line = head + ", ".join(names)
     if len(line) <= WIDTH:
         return line
@@ -46,7 +47,7 @@ def wrapped(text: str, indent: int, taken: int) -> str:
 
     Args:
         text: The expression.
-        indent: Of the statement; lines after the first are indented by it and more.
+        indent: Indent of the statement; lines after the first are indented by more.
         taken: Columns that the first line already uses after the indent.
     """
     if indent + taken + len(text) <= WIDTH:
@@ -90,7 +91,7 @@ def docstring(text: str, indent: int) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return a Python literal with double quotes, as ruff's format has them."""
+    """Return a Python literal with double quotes, as `ruff format` writes them."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, tuple | list):

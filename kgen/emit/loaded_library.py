@@ -24,7 +24,7 @@ class Served:
 
     Attributes:
         step: The dispatch step: `exact`, `learnt`, `nearest`, `family` or `safe`.
-        config: Its config; values are texts, as the library spells them.
+        config: The kernel's config; values are texts, in the library's spelling.
         kernel: Stem of its file in the library; empty for a family, which is rendered for the call.
     """
 
@@ -50,7 +50,7 @@ def require_operator(folder: Path, operator: str) -> None:
 
 
 class LoadedLibrary:
-    """A library of which questions are asked; `open` makes one. A process can load one alone.
+    """An imported library that answers queries; made by `open`. A process can load only one.
 
     Attributes:
         package: The module `kgen_ops`.
@@ -66,11 +66,11 @@ class LoadedLibrary:
         """Import the library of a folder, and turn errors of the library into kgen's.
 
         Args:
-            folder: Holds `kgen_ops`.
+            folder: The folder that contains `kgen_ops`.
             option: The option that names the folder, for messages.
         Raises:
-            CatalogueError: If there is none, it refuses to load, one of its files was changed, or
-                this process has loaded another library.
+            CatalogueError: If there is no library, it does not load, one of its files was changed,
+                or this process has loaded another library.
         """
         if not (folder / PACKAGE / "__init__.py").is_file():
             raise no_library(folder, option)
@@ -82,7 +82,7 @@ class LoadedLibrary:
                     f"this process has loaded {package.__path__[0]}, and cannot load "
                     f"{folder / PACKAGE} beside it\n  next: use another process")
             yield cls(folder, package)
-        except (ImportError, RuntimeError) as error:  # the library's errors are RuntimeErrors
+        except (ImportError, RuntimeError) as error:  # the library raises RuntimeErrors
             raise CatalogueError(f"{folder / PACKAGE}: {error}") from None
         finally:
             sys.path.remove(str(folder.resolve()))
@@ -96,12 +96,12 @@ class LoadedLibrary:
         require_operator(self._folder, operator)
 
     def tuned(self, operator: str) -> tuple[Any, ...]:
-        """The GPUs that an operator was tuned for."""
+        """The GPUs for which an operator was tuned."""
         found: tuple[Any, ...] = importlib.import_module(f"{PACKAGE}.{operator}.tables").GPUS
         return found
 
     def gpu(self, operator: str, profile: GpuProfile) -> Any:
-        """A GPU as the library's `explain` takes it; one that was tuned for goes by its name."""
+        """A GPU as an argument of the library's `explain`; a tuned one is given by its name."""
         if profile.name in {known.name for known in self.tuned(operator)}:
             return profile.name
         rows = importlib.import_module(f"{PACKAGE}._runtime.rows")
@@ -114,10 +114,10 @@ class LoadedLibrary:
         """Ask which kernel serves a contiguous, aligned call; None if the library has none.
 
         Args:
-            operator: Name.
+            operator: Name of the operator.
             pass_name: `forward` or `backward`.
             problem: The problem.
-            gpu: Need not be in this machine.
+            gpu: The GPU; it need not be in this machine.
         Raises:
             ProblemError: If the library does not have the operator or the problem's fields.
         """
@@ -135,7 +135,7 @@ class LoadedLibrary:
     def row_problems(
         self, operator: str, pass_name: str, profile: GpuProfile, signature: Signature
     ) -> list[Problem]:
-        """The problems of a GPU's rows, in their order; none if it was not tuned for."""
+        """The problems of a GPU's rows, in their order; empty if there are none."""
         passed = self.passed(operator, pass_name)
         known = [gpu for gpu in self.tuned(operator) if gpu.name == profile.name]
         return [
@@ -147,7 +147,7 @@ class LoadedLibrary:
         ]
 
     def source(self, operator: str, pass_name: str, problem: Problem, served: Served) -> str:
-        """The CUDA source that serves a problem: a file of the library, or rendered as at a call.
+        """The CUDA source that serves a problem: a file of the library, or rendered as in a call.
 
         Returns:
             The text, without the line that names its digest.
@@ -176,10 +176,10 @@ class LoadedLibrary:
         """Render a family as the library does at a first call.
 
         Args:
-            operator: Name.
+            operator: Name of the operator.
             pass_name: `forward` or `backward`.
             problem: The problem.
-            config: What `served` told with step `family`.
+            config: The config that `served` returned with step `family`.
         Returns:
             The stem of the kernel's file, and its source.
         """

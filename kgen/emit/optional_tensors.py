@@ -16,9 +16,9 @@ class OptionalTensors:
     """The tensors of a pass that may be absent.
 
     Attributes:
-        inputs: Names of such inputs.
-        outputs: Name of such an output -> the Python condition under which it is present.
-        flags: Keyword -> the dtype field that it decides.
+        inputs: Names of the optional inputs.
+        outputs: Optional output -> the Python condition under which it is present.
+        flags: Keyword -> the dtype field that it sets.
         described: Keyword -> its line in the docstring.
     """
 
@@ -31,7 +31,7 @@ class OptionalTensors:
 
     @classmethod
     def of(cls, operator: Operator, passed: Pass) -> OptionalTensors:
-        """Determine them.
+        """Determine the optional tensors and keywords of a pass.
 
         Raises:
             CatalogueError: If an argument with a default would come before one without.
@@ -66,14 +66,14 @@ class OptionalTensors:
                    operator.signature, result)
 
     def dtype_of(self, output: Tensor) -> str:
-        """The torch dtype, as text, of an output that a keyword asks for."""
+        """The torch dtype, as text, of an output that a keyword requests."""
         (field,) = (f for f in self.signature.dtypes if f.name == output.dtype)
         (name,) = (a for a in field.allowed if a != ABSENT)
         return f"torch.{DTYPES[name].torch}"
 
 
 def _rounding(operator: Operator, field: DTypeField) -> str:
-    """The one dtype that a field without tensors may round products to."""
+    """The only dtype to which a field without tensors lets kernels round operands."""
     found = [a for a in field.allowed if a in DTYPES and DTYPES[a].rounds]
     if len(found) != 1:
         raise CatalogueError(

@@ -167,10 +167,10 @@ def _pdl(
 
 
 def _any_launched(grids: list[list[str]]) -> str:
-    """An expression: whether an earlier launch of the plan has a block.
+    """An expression for whether an earlier launch of the plan has at least one CTA.
 
-    A later launch uses programmatic dependent launch only then. Otherwise it would overlap the
-    kernel before the plan, which its kernel does not wait for.
+    Only then may a later launch use programmatic dependent launch. Otherwise it would overlap the
+    kernel before the plan, for whose results its kernel does not wait.
     """
     extents = [[extent for extent in grid if not extent.isdecimal()] for grid in grids
                if "0" not in grid]
@@ -218,7 +218,7 @@ def renamed(text: str, rename: Callable[[str], str]) -> str:
 
 
 def _joined(conditions: Sequence[str]) -> str:
-    """A `return` of all conditions of a call; empty if there is none."""
+    """A `return` statement with the conjunction of all conditions; empty if there are none."""
     parts = [renamed(text, lambda name: f"call.{name}") for text in conditions]
     if not parts:
         return ""
@@ -229,7 +229,7 @@ def _joined(conditions: Sequence[str]) -> str:
 
 
 def _grouped(part: str) -> str:
-    """A part of a conjunction, in parentheses where it needs them or takes several lines."""
+    """A part of a conjunction, in parentheses if it needs them or takes several lines."""
     whole = wrapped(part, 2 * INDENT, len("and "))
     is_loose = " or " in part or " if " in part
     return f"({part})" if is_loose and whole == part else whole

@@ -1,4 +1,4 @@
-"""What the library in a folder has: operators, GPUs, rows; read from its state files."""
+"""The operators, GPUs and rows of the library in a folder, read from its state files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def no_library(root: Path, option: str) -> CatalogueError:
 
 
 def tuned(library: Path) -> dict[str, tuple[list[str], list[str]]]:
-    """Operators in a library by name -> (passes, GPUs), from their state files."""
+    """The operators of a library: name -> (passes, GPUs), from their state files."""
     found: dict[str, tuple[list[str], list[str]]] = {}
     for path in sorted(library.glob("*/safe.yaml")):
         tables = read_tables(path.parent / "tables")

@@ -46,7 +46,7 @@ _LOCAL_NAMES = frozenset({"call", "dense_like", "device", "error", "facts", "fas
                           "file", "given", "launch", "layout", "made", "namedtuple", "only",
                           "prepared", "present", "run", "stream", "torch", "written"})
 
-# Evidence of rows that no search has measured, by origin; the default of `Row` stands for others.
+# Evidence of rows that no search has measured, by origin; other rows have the default of `Row`.
 _EVIDENCE = {LEARNT: "measured while a rule was learnt", PREDICTED: PREDICTED}
 
 
@@ -75,7 +75,7 @@ def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:
 def _declared_types(
     signature: Signature, passes: Sequence[Mapping[str, Any]], gradient: Mapping[str, Any] | None
 ) -> list[str]:
-    """The types of `kgen.runtime.signature` that an operator's module names."""
+    """The types of `kgen.runtime.signature` that an operator's module imports."""
     used = {
         "Argument": True, "Dim": True, "DTypeField": True, "PassSignature": True,
         "Dot": gradient is not None and bool(gradient["dots"]),
@@ -217,7 +217,7 @@ def _rows_values(
 
 
 def _label(row: PlannedRow) -> str:
-    """The label as a literal, over several lines if it is long."""
+    """The config's label as a literal, over several lines if it is long."""
     label = quoted(config_label(row.variant, row.config))
     if len(label) <= 80:
         return label

@@ -48,7 +48,7 @@ def write_rankings(
 
     Args:
         out_dir: The library's folder.
-        found: By operator, GPU and pass.
+        found: The models by operator, GPU and pass.
     Returns:
         The files that were changed.
     Raises:
@@ -95,7 +95,7 @@ def _tuple(values: Iterable[str | float]) -> str:
 
 
 def _string(text: str) -> str:
-    """A string as literals side by side, each of a line."""
+    """A string as adjacent literals, one per line."""
     lines = textwrap.wrap(text, _COLUMNS - 12, break_long_words=False, break_on_hyphens=False)
     return "".join(f'        "{line} "\n' for line in lines[:-1]) + f'        "{lines[-1]}",\n'
 

@@ -3,8 +3,8 @@
 A row was verified and timed as machine code with a launch plan. If the kernel still compiles to
 the same code and the plan is the same, the row stays valid even if names and comments changed: it
 gets the current text and keeps its record. If the code or the plan changed, the row is stale: it
-keeps the proven text and cubin, and the result lists it with the command that tunes it again. A row
-is dropped only if its kernel cannot be rendered because its variant or a parameter no longer
+keeps the verified text and cubin, and the result lists it with the command that tunes it again. A
+row is dropped only if its kernel cannot be rendered because its variant or a parameter no longer
 exists.
 """
 
@@ -50,14 +50,14 @@ class StaleRow:
 
     Attributes:
         where: Operator, pass and GPU, or `safe kernel`.
-        problem: The row's problem; of a safe kernel its dtypes.
-        config: Its label.
-        record: Identity of its record; empty of a safe kernel.
-        was: Digest of the proven code.
-        now: Digest of the code that the current text compiles to; empty if there is none.
-        why: One sentence.
+        problem: The row's problem; for a safe kernel, its dtypes.
+        config: The config's label.
+        record: Identity of its record; empty for a safe kernel.
+        was: Digest of the verified code.
+        now: Digest of the code to which the current text compiles; empty if it does not.
+        why: The reason, in one sentence.
         command: The command that makes the row valid again.
-        is_dropped: Whether it left the table.
+        is_dropped: Whether it was removed from the table.
     """
 
     where: str
@@ -82,7 +82,7 @@ class Renewal:
     """The renewed rows of an operator.
 
     Attributes:
-        tables: By GPU.
+        tables: The tables by GPU.
         safe: The safe kernels.
         files: New texts and cubins of `kernels/`, by name.
         stale: Rows that could not be renewed.
@@ -104,7 +104,7 @@ def renewed(
     """Render the kernels of an operator again, compile changed ones, and compare the code.
 
     Args:
-        library: The package's folder, as it was written.
+        library: The package's folder, with the library as it was last written.
         entry: The operator with its current space and templates.
         include_dir: The current headers.
         open_compiler: Opens NVRTC for a folder of headers.
@@ -201,7 +201,7 @@ class _Operator:
     # Building
 
     def _is_lost(self, kernel: str, arch: str) -> bool:
-        """Whether the file of a row's cubin is missing: rows of GPUs have one, safe kernels not."""
+        """Whether the cubin of a row is missing; GPUs' rows have one, safe kernels have none."""
         return arch != HOST and not (self._kernels / f"{kernel}.{arch}.cubin").exists()
 
     def _ask(
@@ -209,8 +209,8 @@ class _Operator:
     ) -> None:
         """Request the builds that a row needs.
 
-        These are the row's current text if it changed or its cubin is lost, and the proven text if
-        its code digest is unknown.
+        These are the row's current text if it changed or its cubin is lost, and the verified text
+        if its code digest is unknown.
         """
         if isinstance(today, str) or arch == HOST:
             return
@@ -225,7 +225,7 @@ class _Operator:
             self._builds.earlier[kernel, arch] = self._earlier(kernel)
 
     def _earlier(self, kernel: str) -> Rendered:
-        """A text of the library, with a digest that separates its headers from the current ones."""
+        """A text of the library, with a digest that distinguishes its headers from the current."""
         text = (self._kernels / f"{kernel}.cu").read_text(encoding="utf-8")
         include = self._builds.library / "_include"
         headers = [part for path in sorted(include.rglob("*")) if path.is_file()
@@ -240,7 +240,7 @@ class _Operator:
             return ""
 
     def _proven(self, arch: str, kernel: str, code: str) -> tuple[str, Mapping[str, str]]:
-        """Digest of the proven code, and those of its functions if they are known."""
+        """Digest of the verified code, and the digests of its functions if they are known."""
         try:
             found = code_of((self._kernels / f"{kernel}.{arch}.cubin").read_bytes())
         except (OSError, CubinError):
@@ -257,7 +257,7 @@ class _Operator:
     def _renewed(
         self, gpu: GpuState, row: RowState, today: CurrentRow | str
     ) -> Iterator[RowState]:
-        """Yield the row in its renewed form unless it is dropped; note it if it is stale."""
+        """Yield the renewed row unless it is dropped; record it if it is stale."""
         problem = ",".join(f"{n}={v}" for n, v in (*row.dims, *row.dtypes))
         verb = {LEARNT: "learn", PREDICTED: "predict"}.get(row.origin, "tune")
         stale = StaleRow(
@@ -319,7 +319,7 @@ class _Operator:
         self, arch: str, kernel: str, code: str, plan: BoundPlan, today: CurrentRow,
         samples: Sequence[Mapping[str, int]],
     ) -> tuple[str, str, str]:
-        """Return the proven code, the current code, and why the row is stale.
+        """Return the verified code, the current code, and why the row is stale.
 
         The reason is empty if the row is valid.
         """
@@ -345,15 +345,15 @@ class _Operator:
         return was, now, ""
 
     def _codes_wanted(self, row: SafeState) -> list[tuple[str, str]]:
-        """Architectures to compare a safe kernel for, with the proven code of each.
+        """Architectures for which to compare a safe kernel, with the verified code of each.
 
-        These are the recorded architectures, or else those of the tuned GPUs.
+        These are the recorded architectures; if there are none, those of the tuned GPUs.
         """
         arches = dict.fromkeys(table.gpu.arch for table in self._tables.values())
         return list(row.code or ((arch, "") for arch in arches))
 
     def _samples(self) -> Iterator[dict[str, int]]:
-        """Extents and facts that plans of safe kernels are compared at."""
+        """Extents and hardware facts at which plans of safe kernels are compared."""
         dims = self._operator.signature.dims
         facts = [dict(table.gpu.facts) for table in self._tables.values()] or [{}]
         for of_gpu in facts:
@@ -361,12 +361,12 @@ class _Operator:
                 yield of_gpu | {dim.name: max(extent, dim.smallest) for dim in dims}
 
     def _take(self, today: CurrentRow, kernel: str, arch: str) -> None:
-        """Take the current text and, of a row, its cubin if it was compiled.
+        """Take over the current text and, for a row, its cubin if it was compiled.
 
         Args:
             today: The current text.
-            kernel: The text that the row had.
-            arch: Of a row; empty of a safe kernel, which has no cubin.
+            kernel: The text that the row had before.
+            arch: The row's architecture; empty for a safe kernel, which has no cubin.
         """
         digest = today.rendered.digest
         if digest != kernel:

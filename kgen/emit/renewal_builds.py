@@ -27,7 +27,7 @@ class CurrentRow:
 
 @dataclass
 class RenewalBuilds:
-    """Kernels of an operator that must be compiled; all are compiled together.
+    """The kernels of an operator that must be compiled, all at once.
 
     Attributes:
         today: Texts to compile with the current headers.
@@ -56,12 +56,12 @@ class RenewalBuilds:
                 compiler.close()
 
     def code(self, digest: str, arch: str) -> Code | BuildFailure:
-        """The machine code that a text compiled to."""
+        """The digest of the machine code of a compiled text."""
         made = self._made[digest, arch]
         return made if isinstance(made, BuildFailure) else code_of(read_file(made.path))
 
     def image(self, digest: str, arch: str) -> bytes:
-        """The cubin that a text was compiled to."""
+        """The cubin of a compiled text."""
         made = self._made[digest, arch]
         assert isinstance(made, Artifact)
         return read_file(made.path)

@@ -1,9 +1,8 @@
 """Named tuples, which a generated function with several outputs returns.
 
 Which outputs a call has depends on its arguments, so a function has a class for each combination
-of several outputs. A function that returns them in one combination alone has the class
-`<Function>Result`. Otherwise the name also says which optional outputs are there:
-`RmsnormResultWithHAndRstd`.
+of several outputs. If there is only one such combination, the class is `<Function>Result`.
+Otherwise the name also lists the optional outputs that are present: `RmsnormResultWithHAndRstd`.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def chosen(made: Sequence[Result], table: str, absent: Sequence[str]) -> tuple[s
     Args:
         made: All combinations.
         table: The variable that maps which outputs are absent to a combination.
-        absent: The key, as `absent_arguments` or `absent_outputs` have it.
+        absent: The key of `table`, from `absent_arguments` or `absent_outputs`.
     """
     if len(made) == 1:
         return made[0].name or "only", [], ""

@@ -73,8 +73,8 @@ def safe_state(
 
     Args:
         safe: The kernel.
-        proven: Code digests in the library by pass, dtypes and kernel. A certificate of another
-            architecture stays valid while the kernel's text is the same.
+        proven: Code digests in the library by pass, dtypes and kernel. A certificate for another
+            architecture stays valid as long as the kernel's text is the same.
     """
     passed = safe.operator.signature.pass_named(safe.pass_name)
     fixed = literals({}, safe.dtypes, safe.variant.values(safe.config), {})

@@ -22,12 +22,12 @@ from kgen.model.config import Value
 from kgen.model.rule_tree import Leaf, LearntRule, RuleTree, Split
 
 SCHEMA = 1
-TUNED = "tuned"  # by a search
+TUNED = "tuned"  # found by a search
 LEARNT = "learnt"  # measured while a rule was learnt, among few configs
-PREDICTED = "predicted"  # by a model; verified on the CPU alone, and never timed
+PREDICTED = "predicted"  # chosen by a model; verified only on the CPU, and never timed
 
 _State = TypeVar("_State")
-_READ: dict[Path, tuple[bytes, Any]] = {}  # by file: digest of its content, and its state
+_READ: dict[Path, tuple[bytes, Any]] = {}  # file -> (digest of its content, its state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class RowState:
     """A problem with its winner; the fields are those of the generated `Row`.
 
     `origin` says how the winner was found: `tuned`, `learnt` or `predicted`. A predicted row has
-    been verified on the CPU alone, and its `median_us` is the model's estimate.
+    been verified only on the CPU, and its `median_us` is the model's estimate.
 
-    `code` is the digest of the machine code that was proven and measured
+    `code` is the digest of the machine code that was verified and measured
     (`kgen.runtime.code_digest`; for the host, a digest of the text without comments). It is empty
     in libraries older than the digest until `kgen emit` adds it.
     """
@@ -57,7 +57,7 @@ class RowState:
 
     @property
     def problem(self) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
-        """The key of a row: a later tune of the same problem replaces it. Also the sort key."""
+        """The key of a row, also for sorting; a later tune of the same problem replaces the row."""
         return (self.pass_name, tuple(v for _, v in self.dtypes), tuple(v for _, v in self.dims))
 
     @property
@@ -70,7 +70,7 @@ class RowState:
 class SafeState:
     """The safe kernel of one pass and dtype combination.
 
-    `code` holds the digest of its machine code for each architecture that it was certified on.
+    `code` holds the digest of its machine code for each architecture on which it was certified.
     """
 
     pass_name: str
@@ -119,7 +119,7 @@ class TableState:
         return replace(self, rows=tuple(rows))._with_rules(self.rules)
 
     def with_rules(self, rules: Iterable[LearntRule]) -> TableState:
-        """Add rules, replacing those of the same problems; drop rows that only those named."""
+        """Add rules and replace those of the same problems; drop rows that only these named."""
         merged = {rule.covers: rule for rule in (*self.rules, *rules)}
         before = {record for rule in self.rules for record in rule.records}
         named = {record for rule in merged.values() for record in rule.records}
@@ -134,7 +134,8 @@ class TableState:
         return replace(self, rules=tuple(rule for rule in rules if rule.records <= known))
 
     def of_fields(self, dtype_fields: Sequence[str]) -> TableState:
-        """Drop rows whose dtype fields are not the operator's current ones; no call finds them."""
+        """Drop rows with other dtype fields than the operator's current ones; no call matches them.
+        """
         wanted = list(dtype_fields)
         table = replace(
             self, rows=tuple(row for row in self.rows if [n for n, _ in row.dtypes] == wanted)
@@ -205,7 +206,7 @@ def _safe(data: dict[str, Any]) -> tuple[SafeState, ...]:
 
 
 def _read_once(path: Path, state_of: Callable[[dict[str, Any]], _State]) -> _State:
-    """Read a state file; what this process has read of the same content is not parsed again.
+    """Read a state file; content that this process has already parsed is not parsed again.
 
     A tune of many problems publishes after each of them, and parsing the files of all operators
     takes up to 17 s.

@@ -1,8 +1,9 @@
 """The types of an operator's public functions, as a stub beside its module: `__init__.pyi`.
 
-What a function returns depends on its arguments: an output may be asked for by a keyword, or come
-with an optional input. A stub says so with overloads, and costs a call nothing. Several outputs are
-a named tuple. Options are `Literal`, so that a type checker and an editor know the choices.
+The return type of a function depends on its arguments: a keyword may request an output, or an
+optional input may imply one. A stub expresses this by overloads, without cost at run time. Several
+outputs are a named tuple. Options are `Literal`, so that type checkers and editors know the
+choices.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ class _Parameter:
     """A parameter of a public function.
 
     Attributes:
-        name: Its name.
-        type: Its annotation.
-        default: As text; empty if it must be given.
-        absent: Annotation of the value with which an output that depends on it is not there;
-            empty if no output depends on it.
-        present: Annotation of the value with which it is there.
+        name: The parameter's name.
+        type: The parameter's annotation.
+        default: The default, as text; empty if the parameter is required.
+        absent: Annotation with which an output that depends on the parameter is absent; empty if
+            no output depends on it.
+        present: Annotation with which that output is present.
     """
 
     name: str
@@ -90,7 +91,7 @@ def _function(
         chosen = dict(zip(deciders, choice, strict=True))
         lines += [_definition(name, form, result_of(choice), "@overload\n")
                   for form in _forms(parameters, chosen)]
-    # Who does not know at the time of writing whether an output is wanted gets either.
+    # If a value is only known at run time, the result has any of these types.
     either = dict.fromkeys(map(result_of, choices))
     lines.append(_definition(name, parameters, " | ".join(either), "@overload\n"))
     return "\n".join(lines) + "\n"
@@ -120,11 +121,11 @@ def _parameters(
 def _forms(
     parameters: Sequence[_Parameter], chosen: Mapping[str, bool]
 ) -> Iterator[list[_Parameter]]:
-    """The parameters where some outputs are chosen.
+    """The parameter lists of the overloads for one combination of present outputs.
 
-    A parameter that must be given cannot follow one that need not. So there is a form for each
-    number of such parameters that are given by position, with everything before them; the others
-    are given by keyword.
+    A required parameter cannot follow an optional one. So there is one list for each number of
+    such parameters that are given by position, together with all parameters before them; the
+    others are given by keyword.
     """
     typed = [
         p if not p.present else _Parameter(p.name, p.present) if chosen[p.name]
@@ -136,7 +137,7 @@ def _forms(
     for by_position in range(len(late), -1, -1):
         last = late[by_position - 1] if by_position else -1
         if 0 < by_position < len(late) and late[by_position] == last + 1:
-            continue  # the form before admits the same calls
+            continue  # the previous list admits the same calls
         form = [_Parameter(p.name, p.type) if i < last else p for i, p in enumerate(typed)]
         if by_position < len(late):
             form.insert(late[by_position], _Parameter("*", ""))

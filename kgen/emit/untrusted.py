@@ -1,8 +1,8 @@
 """Check that the values of a library's tables are data before Python is generated from them.
 
-Launch expressions, conditions and sizes are of the language of search spaces (`kgen.model.expr`);
-names are identifiers; titles and labels are plain words. Anything else is an error with the file
-and the key: a table may come from a colleague, or from a merge.
+Launch expressions, conditions and sizes must be in the language of search spaces
+(`kgen.model.expr`), names must be identifiers, titles and labels plain words. Anything else is an
+error that names the file and the key: a table may come from a colleague, or from a merge.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _PLAIN = (bool, int, float)
 
 
 def require_plain_data(path: Path, table: Mapping[str, Any]) -> None:
-    """Refuse a table or `safe.yaml` with a text that is more than what its place asks for.
+    """Refuse a table or `safe.yaml` in which a text is not of the form that its key requires.
 
     Args:
         path: The file, for the message.
-        table: Its content; what is missing or of another kind is its reader's to report.
+        table: The file's content. Missing keys and wrong types are reported by the file's reader.
     Raises:
         RecordError: With the file, the key and the text.
     """
@@ -40,7 +40,7 @@ class _Check:
         self._path = path
 
     def table(self, table: Mapping[str, Any]) -> None:
-        """Everything in a file."""
+        """Check all texts of a file."""
         gpu = table.get("gpu") or {}
         self._matches("gpu.name", gpu.get("name", ""), _WORD)
         self._matches("gpu.arch", gpu.get("arch", ""), _WORD)

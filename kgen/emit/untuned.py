@@ -1,4 +1,4 @@
-"""The safe kernels of an operator that was tuned on no GPU yet."""
+"""Renders the safe kernels of an operator that has not been tuned on any GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def untuned_safe_kernels(entry: Entry, include_dir: Path) -> Iterator[SafeKernel
     extents = tuple((d.name, max(_EXTENT, d.smallest)) for d in signature.dims)
     for pass_ in signature.passes:
         variant = entry.space.safe_variant(pass_.name)
-        assert variant.safe is not None  # `safe_variant` has looked for it
+        assert variant.safe is not None  # `safe_variant` guarantees it
         for dtypes in signature.dtype_combinations():
             problem = with_dims(Problem(extents, tuple(dtypes.items())), {}, signature)
             rendered = renderer.render(

@@ -13,7 +13,7 @@ from kgen.emit.state import (
 from kgen.runtime.families import TEMPLATES
 
 RUNTIME_SUFFIXES = (".py", ".c")
-# Folders of the library -> the packages of kgen that are copied there.
+# Folder of the library -> the package of kgen that is copied there.
 COPIED = {"_runtime": "runtime", "compat": "compat", "nn": "nn"}
 _TEMPLATE = re.compile(r'^\s*template="([^"]+)",$', re.MULTILINE)
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
@@ -30,11 +30,11 @@ def unreferenced_kernels(folder: Path) -> list[Path]:
 
 
 def old_modules(library: Path, today: Collection[Path]) -> list[Path]:
-    """Files of the runtime, the adapters and the modules that today's kgen does not write.
+    """Files of the runtime, the adapters and the modules that the current kgen does not write.
 
     Args:
         library: The package's folder.
-        today: The files that it writes.
+        today: The files that the current kgen writes.
     """
     return sorted(
         path for folder in COPIED for path in (library / folder).glob("*")
@@ -43,7 +43,7 @@ def old_modules(library: Path, today: Collection[Path]) -> list[Path]:
 
 
 def old_templates(library: Path) -> list[Path]:
-    """Templates that no family names any more."""
+    """Templates that no family names."""
     named = {name for path in library.glob("*/families.py")
              for name in _TEMPLATE.findall(path.read_text(encoding="utf-8"))}
     root = library / TEMPLATES

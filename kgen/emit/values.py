@@ -19,19 +19,20 @@ class Winner:
     """The config chosen for one problem on one GPU.
 
     Attributes:
-        operator: Its operator.
+        operator: The operator.
         pass_name: `forward` or `backward`.
         problem: The tuned problem.
-        gpu: The GPU that it was measured on.
+        gpu: The GPU on which it was measured.
         variant: The variant of the config.
         config: The winner.
-        rendered: Its source.
-        cubin: The built module for `arch`; None for the host, where the library compiles itself.
+        rendered: The config's source.
+        cubin: The built module for `arch`; None for the host, where the library compiles the
+            source itself.
         arch: `sm_90a`, or `host`.
         record: The verified trial; its timing goes into the table.
         searched: Whether a search chose it; otherwise it was measured while a rule was learnt.
         predicted: Whether a model chose it and estimated the record's timing. The kernel was
-            verified on the CPU alone.
+            verified only on the CPU.
     """
 
     operator: Operator
@@ -53,13 +54,13 @@ class SafeKernel:
     """The safe variant of a pass, rendered for one combination of dtypes.
 
     Attributes:
-        operator: Its operator.
+        operator: The operator.
         pass_name: `forward` or `backward`.
         dtypes: Dtype name of every dtype field.
         variant: The pass's safe variant.
-        config: Its `safe` config.
-        rendered: Its source.
-        code: Digest of its machine code by architecture that it was certified on.
+        config: The variant's `safe` config.
+        rendered: The kernel's source.
+        code: Digest of its machine code, by the architectures on which it was certified.
     """
 
     operator: Operator

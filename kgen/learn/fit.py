@@ -24,8 +24,8 @@ class Sample:
     """A measured problem.
 
     Attributes:
-        dims: Its extents.
-        times_us: By candidate that ran.
+        dims: The problem's extents.
+        times_us: Times by candidate, of the candidates that ran.
     """
 
     dims: Mapping[str, int]
@@ -43,8 +43,8 @@ class Fitted:
     """A tree and its losses.
 
     Attributes:
-        tree: Its leaves name candidates.
-        losses: The losses of each sample in order, for the first choice that ran.
+        tree: The tree, whose leaves name candidates.
+        losses: The loss of each sample, in order, for the leaf's first choice that ran.
     """
 
     tree: RuleTree
@@ -68,13 +68,13 @@ def fit_tree(
 ) -> Fitted:
     """Find the tree of least mean loss, with a penalty per leaf.
 
-    Of equal trees the one with fewer leaves is taken, then the one that compares the earlier
-    feature with the smaller number; of equal candidates the first by name.
+    Among equal trees, the one with fewer leaves is chosen, then the one that compares the earlier
+    feature with the smaller number; among equal candidates, the first by name.
 
     Args:
-        samples: At least one; each with a time at least.
+        samples: At least one sample; each has at least one time.
         features: Products of dims that may be compared.
-        handicaps: Share by which a candidate must be better than others to be chosen.
+        handicaps: By candidate, the share by which it must be better than others to be chosen.
     """
     search = _Search(samples, features, handicaps or {})
     tree = search.grown(tuple(range(len(samples))), MAX_DEPTH)
@@ -165,7 +165,7 @@ class _Search:
 
 
 def threshold(low: int, high: int) -> int:
-    """A number t with low <= t < high, near their geometric mean, of two digits if there is one."""
+    """A number t with low <= t < high near their geometric mean, with two digits if possible."""
     middle = max(low, isqrt(low * high))
     step = 10 ** max(0, len(str(middle)) - 2)
     rounded = middle // step * step

@@ -15,9 +15,9 @@ from kgen.operators.base import Operator
 
 STEP = 4  # ratio of neighbouring grid problems in one dim
 REACH = 8  # largest number of steps from an anchor
-# Largest work over that of the largest anchor: a rule covers the range in use.
+# Most work of a problem, relative to the largest anchor's: a rule covers the range in use.
 MOST_WORK = 2.0
-TRIES = 200  # per problem that is held out
+TRIES = 200  # attempts per held-out problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Group:
     """Problems that the same compiled kernels can serve; a rule covers one group.
 
     Attributes:
-        dtypes: As in a problem.
-        constants: (dim, extent) of the dims that kernels have compiled in.
+        dtypes: Dtypes and options, as in a problem.
+        constants: (dim, extent) of the dims that are compiled into the kernels.
         anchors: Problems in use: tuned, or given by the user.
     """
 
@@ -106,9 +106,9 @@ def training_problems(
 def held_out_problems(
     group: Group, operator: Operator, pass_name: str, training: Sequence[Problem], count: int
 ) -> tuple[Problem, ...]:
-    """Choose problems outside of training, between its least and largest extents.
+    """Choose problems that are not in training, between its smallest and largest extents.
 
-    Every second one is ragged. The choice is deterministic.
+    Every second problem has ragged extents. The choice is deterministic.
 
     Args:
         group: The group.
@@ -140,7 +140,7 @@ def held_out_problems(
 
 
 def _rounded(extent: int) -> int:
-    """Round to a multiple of a quarter of the largest power of two below."""
+    """Round to a multiple of a quarter of the largest power of two that is not larger."""
     step = max(1, 1 << max(0, extent.bit_length() - 3))
     return extent // step * step
 

@@ -23,7 +23,7 @@ from kgen.trial import Session
 from kgen.tune import Sweep
 
 MOST_CONFIGS = 16  # per problem
-FEW = 4  # candidates; a problem with this many needs no search of its own
+FEW = 4  # number of feasible candidates with which a problem needs no search of its own
 LIKELY = 8  # candidates in the warm start of a search
 FOUND = 2  # configs of a search that become candidates
 # Share by which a config without a row must be better to justify another kernel in the library.
@@ -77,8 +77,8 @@ class GroupWork:
     def outlying(self, explored: Sequence[Problem]) -> Problem | None:
         """The training problem to search next, or None.
 
-        It is the one with the fewest feasible candidates; of several, the farthest from tuned and
-        explored problems.
+        It is the one with the fewest feasible candidates; among several, the one farthest from
+        tuned and explored problems.
         """
         known = [*self.tuned, *explored]
         left = [problem for problem in self.problems if problem not in known]
@@ -90,7 +90,7 @@ class GroupWork:
         return min(left, key=order, default=None)
 
     def measure(self, sweep: Sweep, problem: Problem) -> None:
-        """Try all candidates on a training problem that they are feasible for."""
+        """Try all candidates that are feasible on a training problem."""
         feasible = self.feasible(problem)
         if not feasible:
             return
@@ -172,7 +172,7 @@ class GroupWork:
         )
 
     def _extents(self) -> tuple[tuple[str, int, int], ...]:
-        """(dim, least, largest) of the training problems, without what is compiled in."""
+        """(dim, smallest, largest extent) of the training problems, without compiled-in dims."""
         fixed = {name for name, _ in self.group.constants}
         seen = {name: [dict(problem.dims)[name] for problem in self._samples]
                 for name, _ in next(iter(self._samples)).dims if name not in fixed}
@@ -244,7 +244,7 @@ class GroupWork:
     ) -> tuple[Problem, Record] | None:
         """The problem where a config is closest to the best, with its trial.
 
-        Only problems that the config is to serve and that have no row are considered.
+        Only problems without a row that the tree assigns to the config are considered.
         """
         places = [
             problem
@@ -260,7 +260,7 @@ class GroupWork:
 
 
 def _least_distance(problem: Problem, others: Sequence[Problem]) -> float:
-    """To the nearest of others, as the library measures it; inf if there are none."""
+    """The distance to the nearest other problem, as dispatch measures it; inf if there are none."""
     extents = [extent for _, extent in problem.dims]
     return min((distance(extents, [e for _, e in other.dims]) for other in others), default=inf)
 
@@ -292,7 +292,7 @@ def open_group(
             continue
         configs[config] = None
         problem = Problem(row.dims, row.dtypes)
-        # A row whose template has changed since has another kernel than the one measured now.
+        # If the template has changed, the row's kernel differs from the one measured now.
         if row in own and row.is_measured and session.render(config, problem).digest == row.kernel:
             records.setdefault(config.digest, row.record)
             (tuned if row.origin == TUNED else learnt)[problem] = config

@@ -42,7 +42,7 @@ from kgen.tune import (
     winner_of,
 )
 
-LEAST_GROUP_S = 4.0  # least number of problems of a rule
+LEAST_GROUP_S = 4.0  # seconds that each group gets at least, if there is enough time left
 SEARCH_SHARE = 0.4  # share of a group's time; the rest is for measuring the candidates
 RIVALS = 3  # configs of a search that are timed against the rule's choice
 
@@ -52,14 +52,14 @@ class LearnJob:
     """The request of `kgen learn`; see `TuneRequest` for shared fields.
 
     Attributes:
-        problems: By pass: problems to learn from besides the tuned ones, whatever their constants.
+        problems: Problems by pass to learn from, in addition to the tuned ones.
         only: Values that a problem must have: (name of a dim, dtype or option, value).
         points: Largest number of training problems per group; all tuned ones are taken.
         searches: Searches per rule, of training problems far from tuned ones; their best configs
             become candidates.
         search_s: Seconds for each search, also of held-out problems.
         time_s: Seconds for all training, or None.
-        held_out: Problems to judge the rules of each pass on.
+        held_out: Number of problems on which the rules of each pass are judged.
         trials: Largest number of trials of a search; None for the default.
         say: Called with a line about each step.
     """
@@ -123,7 +123,7 @@ def learn(job: LearnJob) -> Learnt:
     library = None
     with tempfile.TemporaryDirectory(prefix="kgen-learn-") as folder:
         for pass_name in job.passes:
-            # Of this pass; publishing one pass leaves the other unchanged.
+            # The rows of this pass; publishing one pass leaves the other unchanged.
             rows = [row for row in table.rows if row.pass_name == pass_name]
             anchors = _anchors(job, pass_name, rows)
             if not anchors:

@@ -66,15 +66,15 @@ class HeldOut:
         covers: The values that its rule's problems share.
         record: The record of the row that the library chooses: by the rule, or the nearest row if
             no row of the rule fits; `safe` if no row fits.
-        rule_us: Its time.
-        best_us: The least time in that run, of the best config of the search, the rule's choice and
-            the nearest row.
-        best: Label of that config.
+        rule_us: Time of that row.
+        best_us: The shortest time in that run, among the best config of the search, the rule's
+            choice and the nearest row.
+        best: Label of the fastest config.
         loss: `rule_us` over `best_us`, minus 1.
         nearest_us: Time of the nearest tuned row, which would serve without a rule; None if none
             fits.
-        nearest_loss: Its loss.
-        trials: The trials of the search.
+        nearest_loss: Loss of the nearest tuned row.
+        trials: Number of trials of the search.
     """
 
     pass_name: str
@@ -116,7 +116,7 @@ class LearnReport:
     Attributes:
         operator: Operator name.
         gpu: Profile name.
-        environment: Where the newest results were measured; the keys are those of a tuning report.
+        environment: The machine of the newest results, with the keys of a tuning report.
         verdict: Losses on held-out problems; None if there were none.
         held_out: The held-out problems.
         rules: The rules.
@@ -147,7 +147,7 @@ def judged(held_out: Sequence[HeldOut]) -> HeldOutLosses | None:
 
 
 def merge_learning(old: LearnReport | None, new: LearnReport) -> LearnReport:
-    """Merge two reports; of rules in both, with their held-out problems, take the new ones."""
+    """Merge two reports; for a rule in both, take the new rule and its new held-out problems."""
     if old is None:
         return new
     renewed = {(rule.pass_name, rule.covers) for rule in new.rules}

@@ -1,4 +1,5 @@
-"""The common parts of decode operators: a pool of states, updated in place, a slot per sequence."""
+"""The common parts of decode operators: states in a pool, one slot per sequence, updated in place.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 STEP = ("B", "T", "H")
 INDICES = "state_indices_dtype=int64"
 
-# The cases of the recurrence without those that need many steps: here sums over time are short.
+# The cases of the recurrence, without those that need sums over many steps.
 CASES = (
     "huge", "extreme_decay", "no_decay", "mixed", "nonfinite", "skipped", "out_of_range",
 )
@@ -67,8 +68,8 @@ def signature(
 
     Args:
         inputs: The inputs of the recurrence, without states.
-        fields: Their dtype fields.
-        decay_form: The decay form of the recurrence.
+        fields: The dtype fields of the inputs.
+        decay_form: The option for the decay form of the recurrence.
     """
     return Signature(
         dims=(
@@ -95,7 +96,7 @@ def signature(
 
 
 def slots_of(inputs: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-    """(slot of each sequence, whether there is such a slot)."""
+    """(slot of each sequence, whether that slot exists in the pool)."""
     import torch
 
     pool, given = inputs["state_pool"], inputs.get("state_indices")
@@ -106,7 +107,7 @@ def slots_of(inputs: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def untouched(pass_name: str, inputs: Tensors) -> dict[str, torch.Tensor]:
-    """The slots that no sequence has."""
+    """The slots of the pool that belong to no sequence."""
     import torch
 
     pool = inputs["state_pool"]
@@ -119,7 +120,7 @@ def untouched(pass_name: str, inputs: Tensors) -> dict[str, torch.Tensor]:
 def decoded(
     define: Define, inputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """The outputs of decoding, by the definition of the recurrence (forward, states in and out)."""
+    """The outputs of decoding, computed by the recurrence's definition (forward, with states)."""
     import torch
 
     made = define("forward", _with_states(inputs), scalars)
@@ -134,7 +135,9 @@ def decoded(
 def scaled(
     of: Scale, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """The scales of decoding, by that of the recurrence. Where nothing is computed nothing may err.
+    """The scales of decoding, from the recurrence's `scale`.
+
+    For y of a skipped sequence it is 0, for a slot that no sequence has the magnitude of its state.
     """
     import torch
 
@@ -149,7 +152,7 @@ def scaled(
 
 
 def _with_states(inputs: Tensors) -> dict[str, torch.Tensor]:
-    """The inputs of the recurrence: a state per sequence, 0 where it has no slot."""
+    """The inputs of the recurrence: a state per sequence; 0 for a sequence without a slot."""
     import torch
 
     pool = inputs["state_pool"]
@@ -163,7 +166,7 @@ def _with_states(inputs: Tensors) -> dict[str, torch.Tensor]:
 
 
 def whole_problem(problem: Problem) -> Problem:
-    """The problem of the recurrence: a batch row per sequence, states aside."""
+    """The problem of the recurrence: a batch row per sequence, without states."""
     dims = [(name, extent) for name, extent in problem.dims if name != "S"]
     dtypes = [(name, chosen) for name, chosen in problem.dtypes if name != "state_indices_dtype"]
     absent = [(f"{name}_dtype", "none") for name in ("initial_state", "final_state", "cu_seqlens")]
@@ -173,11 +176,11 @@ def whole_problem(problem: Problem) -> Problem:
 def drawn_slots(
     problem: Problem, case: str, generator: torch.Generator, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """A pool, and the slots of the sequences in any order.
+    """Draw a pool, and the slots of the sequences in random order.
 
-    Sequences for which there is no slot left have a negative index. `skipped` has negative indices
-    between the others, `out_of_range` indices of S and more; `nonfinite` has a slot of NaN that no
-    sequence has, if there is one, and a NaN in the state of the first sequence.
+    If there are fewer slots than sequences, the others have a negative index. `skipped` has
+    negative indices between the others, `out_of_range` has indices >= S. `nonfinite` fills a slot
+    of no sequence with NaN, if there is one, and plants a NaN in the state of the first sequence.
     """
     import torch
 
@@ -200,7 +203,7 @@ def drawn_slots(
 
 
 def least_work(declared: Signature, products: int, problem: Problem) -> Cost:
-    """Every row once, and the states that the call uses read and written once.
+    """The work of moving every row once, and of reading and writing the used states once.
 
     Args:
         declared: The signature of the operator.
@@ -215,11 +218,11 @@ def least_work(declared: Signature, products: int, problem: Problem) -> Cost:
 
 
 def stateful(function: Function, arguments: Arguments) -> Peer:
-    """A peer that takes states out of the pool, calls a function, and puts the new ones back.
+    """A peer that gathers states from the pool, calls a function, and scatters the new states.
 
     Args:
-        function: Returns y and the states behind the last step.
-        arguments: The function's arguments from the recurrence's inputs and scalars.
+        function: Returns y and the states after the last step.
+        arguments: Returns the function's arguments from the recurrence's inputs and scalars.
     """
     def peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
         pool, slots = inputs["state_pool"], inputs.get("state_indices")

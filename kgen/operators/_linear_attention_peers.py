@@ -19,9 +19,10 @@ _FORWARD = ("q", "k", "v", "initial_state", "initial_key_sum")
 
 
 def peers(pass_name: str) -> dict[str, Peer]:
-    """Chunks of 64 steps in plain PyTorch, the same compiled, and the kernels of FLA and
-    fast-transformers where they are installed. Those have no norm and no key sum, the latter's no
-    states and fp32 alone: they are left out of other problems.
+    """The peers: chunks of 64 steps in plain PyTorch, the same compiled, FLA and fast-transformers.
+
+    The latter two are included if they are installed and support the problem: neither has the norm
+    or the key sum, and fast-transformers has no states and only fp32.
 
     Backward: the gradients of the same functions by autograd; the forward pass runs once per
     input set, outside of what is timed, which starts with the third call.
@@ -48,8 +49,9 @@ def peers(pass_name: str) -> dict[str, Peer]:
 
 
 def _by_steps(peer: Peer) -> Peer:
-    """The peer with its rows in the layout it wants, [B, T, H, features]: it would otherwise copy
-    them at each call. Copied once per input set, outside of what is timed.
+    """Give a peer its rows in its own layout, [B, T, H, features], or it would copy them per call.
+
+    They are copied once per input set, outside of the timed calls.
     """
     rows = ("q", "k", "v", "gout")
     kept: dict[int, dict[str, torch.Tensor]] = {}
@@ -76,15 +78,17 @@ def _chunked(
     eps: float,
     normalised: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairs of steps within a chunk as a masked matrix product, earlier chunks through their
-    states. Returns the output and the final state.
+    """Chunked algorithm; returns the output and the final state.
+
+    Pairs of steps within a chunk are a masked matrix product; earlier chunks contribute through
+    their states.
     """
     import torch
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
 
     b, h, steps, e = q.shape
     m = v.shape[-1]
-    if normalised or keys is not None:  # the norm is the output for one more value of ones
+    if normalised or keys is not None:  # the norm is the output of an additional column of ones
         v = torch.cat([v, v.new_ones(b, h, steps, 1)], dim=-1)
         if state is not None or keys is not None:
             given = state if state is not None else torch.zeros(b, h, e, m, device=q.device)
@@ -109,7 +113,7 @@ def _chunked(
 
 
 def _fla(name: str) -> Callable[..., object]:
-    """One of FLA's functions as a peer; they take a view, [B, T, H, features]."""
+    """One of FLA's functions as a peer; it takes [B, T, H, features] as a view."""
 
     def call(
         q: torch.Tensor,
@@ -147,10 +151,10 @@ def _fast_transformers(
     eps: float,
     normalised: bool,
 ) -> object:
-    """Its causal product, which takes [B, H, T, features] as they are and has no scale.
+    """fast-transformers' causal product, which takes [B, H, T, features] and has no scale.
 
-    It launches on the legacy default stream. A graph would be captured without its kernel, and
-    replays would time nothing.
+    It launches on the legacy default stream, so a CUDA graph would be captured without its kernel,
+    and its replays would time nothing.
     """
     import torch
     from fast_transformers.causal_product import causal_dot_product

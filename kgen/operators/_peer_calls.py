@@ -1,4 +1,4 @@
-"""Peers from functions of PyTorch: called as they are, or for their gradients."""
+"""Makes peers from PyTorch functions: calls of the functions, or of their gradients by autograd."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ def differentiated(
     The function itself runs once per input set, outside of what is timed.
 
     Args:
-        function: Computes the outputs; a tuple, of which None is left out.
-        arguments: The function's arguments from a problem's inputs and scalars.
-        leaves: Inputs whose gradients are wanted, in the order of the operator's; those that a
-            problem lacks are left out. The first is always there.
-        gradients: The outputs' gradients among the inputs, in the order of the outputs.
+        function: Computes the outputs; elements of a tuple that are None are left out.
+        arguments: Returns the function's arguments from a problem's inputs and scalars.
+        leaves: Inputs whose gradients are computed, in the operator's order; those that a problem
+            lacks are left out. The first is always present.
+        gradients: Names of the inputs that are gradients of the outputs, in the order of the
+            outputs.
     """
     import torch
 

@@ -74,7 +74,7 @@ def _liger(
     from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-    # Not in place: that would overwrite dy, which is timed again.
+    # Not in place: that would overwrite dy, which later timed calls need.
     if added is None:
         return LigerRMSNormFunction.apply(x, w, eps, offset, "llama", False)
     return LigerFusedAddRMSNormFunction.apply(x, added, w, eps, offset, "llama", False)
@@ -87,7 +87,10 @@ def _arguments(inputs: Tensors, scalars: Scalars) -> tuple[object, ...]:
 
 
 def _of_gradients(inputs: Tensors, scalars: Scalars) -> tuple[object, ...]:
-    """If h has a gradient, the function gets x as h and zeros as the residual."""
+    """The arguments of a function whose gradients are computed.
+
+    If h has a gradient, the function gets x as h and zeros as the residual.
+    """
     import torch
 
     added = torch.zeros_like(inputs["x"]) if "dh" in inputs else None

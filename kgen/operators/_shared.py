@@ -14,7 +14,7 @@ from kgen.model.signature import Pass
 if TYPE_CHECKING:
     import torch
 
-# Steps of a chunk in the chunked float64 scan; about the square root of a usual T.
+# Steps per chunk in the chunked float64 scan; about the square root of a typical T.
 CHUNK_STEPS = 64
 
 
@@ -39,7 +39,7 @@ def case_factor(case: str, dtype: torch.dtype) -> float:
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
-    """Return a floating-point tensor in fp32, or wider if it is wider."""
+    """Return a floating-point tensor in fp32, or unchanged if its dtype is wider."""
     import torch
 
     return x.to(torch.promote_types(x.dtype, torch.float32))
@@ -51,11 +51,11 @@ def root_sum_square_scale(
     """Return max(|y|, root of the sum of the terms' squares) of each output y.
 
     Rounding errors of terms are independent, so their squares add. The sum of the terms' magnitudes
-    would be larger by the root of the number of terms, and would admit errors of that factor in
-    16-bit outputs.
+    would be larger by the root of the number of terms, and would admit errors that are larger by
+    this factor in 16-bit outputs.
 
     Args:
-        outputs: In float64.
+        outputs: The outputs in float64.
         squares: The definition evaluated on squared inputs: the sums of the terms' squares.
     """
     return {name: y.abs().maximum(squares[name].sqrt()) for name, y in outputs.items()}

@@ -1,6 +1,6 @@
-"""Inputs as trained models have them, for timing: `Operator.trained` of the RWKV operators.
+"""Inputs with distributions of trained models, for timing: `Operator.trained` of RWKV operators.
 
-Where the numbers are from:
+Sources of the numbers:
 
 - Decays at initialisation: https://github.com/BlinkDL/RWKV-LM, `time_decay` of RWKV-v4/src/model.py
   and of RWKV-v5/src/model.py (versions 5 and 6), `w0` of RWKV-v7/train_temp/src/model.py.
@@ -10,8 +10,9 @@ Where the numbers are from:
   passed 20: https://github.com/fla-org/flash-linear-attention/issues/77 and pull request 78.
 - Large keys: RWKV-v2-RNN/src/model.py and RWKV-v3/src/model.py clamp them at 60.
 
-Not published, and so assumed: how many channels are strong or do not decay (one in `_RARE` each),
-the noise of a step (0.3), and the spread of the scales of channels (a factor of e^0.4).
+These numbers are not published and therefore assumed: the share of channels that are strong or do
+not decay (one in `_RARE` each), the noise of a step (0.3), and the spread of the channels' scales
+(a factor of e^0.4).
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     Tensors = Mapping[str, torch.Tensor]
 
 _RARE = 16  # one channel in this many is strong, another keeps its state
-_DEPTH = 0.5  # of the layer: 0 is the first, 1 the last
+_DEPTH = 0.5  # position of the layer in the model: 0 is the first layer, 1 the last
 _STEP_NOISE = 0.3
 _SPREAD = 0.4
 
 
 def places(channels: int, device: torch.device) -> torch.Tensor:
-    """The place of each channel in its layer, 0 to 1."""
+    """The relative position of each channel in its layer, 0 to 1."""
     import torch
 
     return torch.arange(channels, device=device) / max(channels - 1, 1)
@@ -43,10 +44,10 @@ def places(channels: int, device: torch.device) -> torch.Tensor:
 def log_rates(
     first: float, range_: float, channels: int, generator: torch.Generator, device: torch.device
 ) -> torch.Tensor:
-    """w of each channel, whose log decay is -exp(w): the initialisation's curve and rare channels.
+    """w of each channel, with log decay -exp(w): the initialisation's curve, and rare channels.
 
-    first + range_ * place^(0.7 + 1.3 depth), with noise. One channel in 16 has a log decay of -5 to
-    -7 a step, one of about -1e-4.
+    w = first + range_ * place^(0.7 + 1.3 depth) + noise. One channel in 16 has a log decay of -5 to
+    -7 per step, another of about -1e-4.
     """
     import torch
 
@@ -61,7 +62,7 @@ def log_rates(
 
 
 def scaled(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A tensor [..., H, K] with a scale of its own for each channel."""
+    """Multiply each channel of a tensor [..., H, K] by a random scale."""
     import torch
 
     spread = torch.randn(x.shape[-2:], generator=generator, device=x.device)
@@ -69,7 +70,7 @@ def scaled(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def in_form(w: torch.Tensor, form: str) -> torch.Tensor:
-    """w of the form `raw` in the form that a problem chose; see decay_form of wkv4 to wkv6."""
+    """Convert w from the form `raw` to another decay form; see `decay_form` of wkv4 to wkv6."""
     if form == "raw":
         return w
     return -w.exp() if form == "log" else (-w.exp()).exp()
@@ -78,9 +79,9 @@ def in_form(w: torch.Tensor, form: str) -> torch.Tensor:
 def wkv(
     pass_name: str, problem: Problem, inputs: Tensors, generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """r, k and w of wkv5, wkv6 and their decoding; see `log_rates` and `scaled`.
+    """r, k and w of wkv5, wkv6 and their decode operators; see `log_rates` and `scaled`.
 
-    w of wkv6 also moves from step to step, by the noise of a projection.
+    w of wkv6 also changes from step to step, by noise that stands for a projection of the data.
     """
     import torch
 
@@ -101,9 +102,9 @@ def wkv(
 def wkv4(
     pass_name: str, problem: Problem, inputs: Tensors, generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """k, w and u of wkv4: the curve of w from -5 to 3, u about log 0.3 in a zigzag of 0.5.
+    """k, w and u of wkv4: w on the curve from -5 to 3, u near log 0.3 with a zigzag of 0.5.
 
-    Keys of one channel in 16 are of some ten units, as clamps at 60 expect them.
+    One channel in 16 has keys of several tens, which is why models clamp keys at 60.
     """
     import torch
 
@@ -123,11 +124,11 @@ def wkv4(
 def wkv7(
     pass_name: str, problem: Problem, inputs: Tensors, generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """r, w, k, a and b of wkv7 and its decoding.
+    """r, w, k, a and b of wkv7 and wkv7_decode.
 
-    The decay is exp(-exp(-0.5) sigmoid(x)), which is 0.545 at least: x is the initialisation's
-    -5.5 + 6 place^(1 + depth^0.3) with its zigzag of 2.5 over a head, and the noise of a step.
-    The gate of b is sigmoid(-0.19 + 0.3 zigzag) likewise.
+    The decay is exp(-exp(-0.5) sigmoid(x)), so it is at least 0.545. x is the initialisation's
+    curve -5.5 + 6 place^(1 + depth^0.3), plus a zigzag of 2.5 over each head, plus noise per step.
+    The gate of b is sigmoid(-0.19 + 0.3 zigzag + noise).
     """
     import torch
 

@@ -1,4 +1,5 @@
-"""Definition of wkv5 and wkv6. They differ in the decay w: [H, K] in wkv5, [B, T, H, K] in wkv6."""
+"""The common declaration of wkv5 and wkv6, which differ in w: [H, K] in wkv5, [B, T, H, K] in wkv6.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +47,9 @@ _DECAY_FORM = Option(
     "RWKV's models, the decay is exp(-exp(w)). decay: the decay itself, from 0 to 1.",
 )
 
-# Step of the difference quotient by w: T times it is small, and its square is above 1e-16.
+# Step of the difference quotient by w: T times the step is small, and its square exceeds 1e-16.
 _STEP_OF_W = 1e-5
-# Share of exp (2 ulp) in the error that a result may have (5 ulp).
+# The error of exp (2 ulp) over the error that a result may have (5 ulp).
 _EXP_SHARE = 0.4
 
 
@@ -172,15 +173,17 @@ class Inputs:
         generator: torch.Generator,
         device: torch.device,
     ) -> dict[str, torch.Tensor]:
-        """Draw; the case decides scale, signs, decays and special values.
+        """Draw the inputs; the case decides scale, signs, decays and special values.
 
-        r and k shrink as T grows, so that sums over T stay within fp16 without a decay. Decays are
-        of the range that models have, 0.07 to 0.998 per step. `extreme_decay` has those from 1
-        over exp(-exp(2)) down to exactly 0, `no_decay` 1 alone, `mixed` both between ordinary
-        ones; other forms of w say the same decays. `tiny`, `huge`, `positive` and `alternating`
-        are as in linear_attention.
-        `nonfinite` plants NaN in r, k, v, gy and in wkv6 in w; forward, k's is an Inf of the last
-        step: whether an earlier one meets a decay that rounded to 0 would depend on the algorithm.
+        r and k shrink as T grows, so that sums over T stay within fp16's range without a decay.
+        Decays are in the range that models have, 0.07 to 0.998 per step. `extreme_decay` has decays
+        from 1 over exp(-exp(2)) down to exactly 0, `no_decay` only decays of 1, `mixed` both of
+        these among ordinary ones; other forms of w express the same decays. `tiny`, `huge`,
+        `positive` and `alternating` are as in linear_attention.
+
+        `nonfinite` plants a NaN in r, k, v, gy and in wkv6 in w. In the forward pass, k gets an Inf
+        in the last step instead: for an Inf in an earlier step, the result would depend on whether
+        an algorithm multiplies it by a decay that has been rounded to 0.
         """
         import torch
 
@@ -229,7 +232,7 @@ class Inputs:
             if problem.dtype(field).itemsize:
                 drawn[name] = draw(n, h, k, v)
         if problem.dtype("cu_seqlens_dtype").itemsize:
-            # Cuts anywhere: some sequences have no steps, some one, some most.
+            # Random boundaries: some sequences may have no step, or most of the steps.
             cuts = torch.randint(0, t + 1, (n - 1,), generator=generator, device=device)
             ends = torch.tensor([0, t], device=device)
             offsets = torch.cat([ends[:1], cuts.sort().values, ends[1:]])
@@ -259,7 +262,7 @@ def _log_decays(
 
 
 def _in_form(log_decays: torch.Tensor, choices: Mapping[str, str]) -> torch.Tensor:
-    """w in the form that a problem chose."""
+    """Convert log decays to w in the decay form that a problem chose."""
     form = choices[_DECAY_FORM.name]
     if form == "log":
         return log_decays
@@ -269,20 +272,23 @@ def _in_form(log_decays: torch.Tensor, choices: Mapping[str, str]) -> torch.Tens
 def scale(
     pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """max(|y|, root of the sum of the terms' squares), as in linear_attention: the definition of
-    squares, whose decays are squares too.
+    """max(|y|, root of the sum of the terms' squares), as in linear_attention.
 
-    wkv5's decay errs the same way at every step: a term that it has reached n times may err by n
-    such errors. The sum of n^2 * term^2 is the second derivative by the log decay.
+    The sums of squares are the definition evaluated on squared inputs and squared decays.
 
-    Raw w: the exponent exp(w) has an error that grows with it, and gw has the decay as a factor.
-    In the other outputs a decay that strong is negligible beside terms that have not decayed.
+    wkv5 has the same decay, with the same rounding error, at every step: a term that was multiplied
+    by it n times may have n times this error. The sum of n^2 * term^2 is the second derivative by
+    the log decay.
+
+    With raw w, the decay is exp(-exp(w)): the error of its exponent grows with exp(w), and gw has
+    the decay as a factor. In the other outputs, a term with such a strong decay is negligible
+    beside terms that have not decayed.
     """
     squares = {
         n: x.square() if x.is_floating_point() else x for n, x in inputs.items() if n != "w"
     }
     decay, slope = (x.square() for x in decays(inputs["w"], scalars))
-    exact = bool(scalars.get("decay_form=decay"))  # no exp, no error
+    exact = bool(scalars.get("decay_form=decay"))  # w is the decay itself: no exp, no error
 
     def terms(shift: float) -> dict[str, torch.Tensor]:
         factor = math.exp(shift)
@@ -313,11 +319,11 @@ class LeastWork:
     signature: Signature
 
     def __call__(self, pass_name: str, problem: Problem) -> Cost:
-        """Every tensor once; of the known forms the one with the fewest multiply-adds.
+        """Every tensor is moved once; among the known algorithms, the fewest multiply-adds count.
 
-        Per head and step the chunked form, whose decays are of rows and of chunks, has 2 * K * V
-        (forward) and 5 * K * V (backward), as linear attention; a few steps without states
-        are fewer as products of pairs.
+        Per head and step, the chunked algorithm, with decays per row and per chunk, has 2 * K * V
+        (forward) and 5 * K * V (backward), as in linear attention. For a few steps without states,
+        products of all pairs of steps are fewer.
         """
         moved = moved_bytes(self.signature.pass_named(pass_name), problem)
         b, n, t, h, k, v = problem.shape(("B", "N", "T", "H", "K", "V"))
@@ -325,7 +331,7 @@ class LeastWork:
         adds = (2 if forward else 5) * t * k * v
         states = ("initial_state_dtype", "final_state_dtype")
         if not any(problem.dtype(field).itemsize for field in states):
-            length = b * t // max(n, 1)  # pairs are fewest if all sequences are of one length
+            length = b * t // max(n, 1)  # pairs are fewest if all sequences are equally long
             pairs = t * (length + 1) // 2
             adds = min(adds, pairs * (k + v if forward else 3 * k + 2 * v))
         unit: Literal["3xhalf", "half"] = (
@@ -363,7 +369,7 @@ def operator(
     problems: Mapping[str, tuple[str, ...]],
     aliases: tuple[str, ...],
 ) -> Operator:
-    """Put an operator together."""
+    """Build the operator."""
     declared = signature(per_step)
     return Operator(
         name=name,

@@ -1,8 +1,8 @@
-"""wkv4: the recurrence, its gradients, and the magnitudes that errors are relative to.
+"""wkv4: the recurrence, its gradients, and the scales that errors are relative to.
 
 A pair (exponent, a, b) stands for the two numbers a e^exponent and b e^exponent. The numerator and
-the denominator of y are such a pair, and so are their gradients, which go backward in time. The
-exponent is the largest of the terms', so no exponential overflows.
+the denominator of y are such a pair, and so are their gradients, which are accumulated backward in
+time. The exponent is the largest exponent of the terms, so no exponential overflows.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     Tensors = Mapping[str, torch.Tensor]
     Pair = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-# Exponent of an empty sum; the published state before the first step. Not -inf, which would
-# subtract from itself.
+# Exponent of an empty sum, as in the published state before the first step. Not -inf, because
+# -inf - (-inf) is NaN.
 EMPTY = -1e38
-# Step of the difference quotient by the decay: T times it is small.
+# Step of the difference quotient by the decay: T times the step is small.
 _SHIFT = 1e-5
 
 
@@ -46,13 +46,13 @@ def definition(
 def log_decay(
     w: torch.Tensor, scalars: Mapping[str, float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the log decay, its derivative by w)."""
+    """(the log decay, its derivative with respect to w)."""
     import torch
 
     if not scalars.get("decay_form=raw"):
         return w, torch.ones_like(w)
     decay = -w.exp()
-    # A decay of 0 stays 0 nearby.
+    # The derivative is 0 where the decay is 0.
     return decay, torch.where(decay.isinf(), 0.0, decay)
 
 
@@ -71,10 +71,11 @@ def added(
 
 def _states(k: torch.Tensor, v: torch.Tensor, ones: torch.Tensor, decay: torch.Tensor,
             start: Pair) -> Pair:  # fmt: skip
-    """The state before each step and the one after the last, [B, T + 1, C] each.
+    """The state before each step and after the last one, [B, T + 1, C] each.
 
-    In fp32 one step after the other, as the published kernels do. In float64, whose rounding does
-    not show, by doubling: a GPU takes a few launches for each step, or for each doubling.
+    fp32 computes one step after the other, as the published kernels do. float64, whose rounding
+    errors do not matter, uses doubling, which needs fewer launches: a GPU takes a few launches per
+    step, or per doubling.
     """
     import torch
 
@@ -88,7 +89,7 @@ def _states(k: torch.Tensor, v: torch.Tensor, ones: torch.Tensor, decay: torch.T
 
 
 def _states_by_doubling(terms: Pair, decay: torch.Tensor, start: Pair) -> Pair:
-    """As `_states`. The sums of 1, 2, 4, ... terms that end at each step; sums are associative."""
+    """As `_states`, from sums of the last 1, 2, 4, ... terms at each step; sums are associative."""
     import torch
 
     found = [
@@ -125,7 +126,7 @@ def _at(states: Pair, place: int) -> Pair:
 
 
 def _given(x: Tensors) -> Pair:
-    """The state before the first step."""
+    """The given state before the first step."""
     if "initial_state" in x:
         num, den, exponent = x["initial_state"].unbind(-1)
         return exponent, num, den
@@ -141,13 +142,13 @@ def _forward(x: Tensors, decay: torch.Tensor) -> dict[str, torch.Tensor]:
     states = _states(k, v, one, decay, start)
     _, a, b = added(_before(states), 0.0, x["u"] + k, v, one)
     exponent, num, den = _at(states, -1)
-    # A key that is NaN leaves the max as it is, but one of the initial state stays.
+    # A NaN key does not change the stored max, but a NaN max of the initial state remains.
     exponent = torch.where(start[0].isnan(), start[0], exponent)
     return {"y": a / b, "final_state": torch.stack([num, den, exponent], dim=-1)}
 
 
 def _backward(x: Tensors, decay: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Gradients; gw is the one by the log decay."""
+    """The gradients; gw is the gradient with respect to the log decay."""
     import torch
 
     k, v, one = x["k"], x["v"], torch.ones_like(x["v"])
@@ -171,7 +172,7 @@ def _backward(x: Tensors, decay: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _end(x: Tensors, last: Pair, power: int) -> Pair:
-    """The gradient by numerator and denominator after the last step."""
+    """The gradient with respect to numerator and denominator after the last step."""
     if "gfinal_state" in x:
         gnum, gden, _ = x["gfinal_state"].unbind(-1)
         return -last[0], gnum**power, gden**power
@@ -181,13 +182,15 @@ def _end(x: Tensors, last: Pair, power: int) -> Pair:
 
 def _adjoint(exponent: torch.Tensor, a: torch.Tensor, b: torch.Tensor, decay: torch.Tensor,
              end: Pair) -> Pair:  # fmt: skip
-    """The gradients by numerator and denominator before the first step, then after each step."""
+    """The gradients with respect to numerator and denominator, before the first step and then
+    after each step.
+    """
     n, ga, gd = _states(-exponent.flip(1), a.flip(1), b.flip(1), decay, end)
     return n.flip(1), ga.flip(1), gd.flip(1)
 
 
 def _by_state(start: Pair, adjoint: Pair) -> torch.Tensor:
-    """The gradient by the stored (num, den, max)."""
+    """The gradient with respect to the stored state (num, den, max)."""
     import torch
 
     factor = (start[0] + adjoint[0]).exp()
@@ -196,7 +199,7 @@ def _by_state(start: Pair, adjoint: Pair) -> torch.Tensor:
 
 
 def _sum_of_steps(x: torch.Tensor) -> torch.Tensor:
-    """[B, C], in fp32 one step after the other."""
+    """The sum over steps, [B, C]; fp32 adds one step after the other."""
     import torch
 
     if x.dtype == torch.float64:
@@ -212,15 +215,18 @@ def scale(
 ) -> dict[str, torch.Tensor]:
     """max(|y|, root of the sum of the terms' squares).
 
-    With all exponents doubled and all factors squared the recurrence sums the terms' squares; its
-    exponents are exactly twice those of the recurrence itself. The state's max is relative to the
+    With all exponents doubled and all factors squared, the recurrence sums the terms' squares; its
+    exponents are exactly twice those of the recurrence itself. The scale of the state's max is the
     largest key, from which decays are subtracted.
 
-    gw: what step s adds to the output of step t is a term t - s times, once per decay between them,
-    always with the same error. The sum of (times * term)^2 is the derivative, by the decay, of the
-    sum of times * term^2. A weight has the error of its exponent, which grows with the decay and
-    the keys. It shows in the final state where all steps but early ones add 0, and is in the terms
-    there; of y, gk and gv there are so many elements that the definition meets such errors.
+    In gw, the contribution of step s to step t is a term that occurs t - s times, once per decay
+    between the steps, always with the same error. The sum of ((t - s) * term)^2 is the derivative,
+    with respect to the decay, of the sum of (t - s) * term^2.
+
+    A weight e^x has an error proportional to its exponent, which grows with the decay and the keys.
+    In the final state this error is visible if all but early steps contribute 0, so the terms there
+    include it. y, gk and gv have so many elements that such errors already show in the error of the
+    definition.
     """
     import torch
 
@@ -271,13 +277,13 @@ def _state_terms(
 ) -> list[torch.Tensor]:
     """Roots of the sums of the squared terms of the final numerator and denominator, [B, C] each.
 
-    A term e^x v counts as (1 + |x|) e^x v: an exponential errs by a part of its exponent.
+    A term e^x v counts as (1 + |x|) e^x v, because the relative error of e^x is proportional to x.
     """
     import torch
 
     steps = x["k"].shape[1]
     later = torch.arange(steps, -1, -1, device=decay.device, dtype=decay.dtype)[:, None]
-    # Of the initial state, then of each step. The last step does not decay, not even by -inf.
+    # Decays of the initial state, then of each step. The last step has no decay: 0 * -inf is NaN.
     decays = torch.where(later > 0, later * decay, 0.0)
     exponents = torch.cat([start[0][:, None], x["k"]], 1) + decays - last[:, None]
     weights = (exponents.exp() * (1 + exponents.abs().clamp_max(1e3))).square()
@@ -289,7 +295,7 @@ def _state_terms(
 
 
 def _exponents(decay: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The magnitude of exponents, [C]: of the decay, or of the keys."""
+    """The magnitude of exponents, [C]: the larger of the decay's and of the largest key's."""
     import torch
 
     if k.shape[0] * k.shape[1] == 0:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Function = Callable[..., tuple[torch.Tensor, torch.Tensor]]
     Block = Callable[..., tuple[torch.Tensor, ...]]
 
-_FORWARD = ("k", "v", "w", "u", "initial_state")  # in the order of the gradients
+_FORWARD = ("k", "v", "w", "u", "initial_state")  # forward inputs, in the order of the gradients
 _BLOCK = 32
 
 
@@ -47,7 +47,7 @@ def peers(pass_name: str) -> dict[str, Peer]:
 
 
 def _by_blocks(block: Block) -> Function:
-    """Attention with softmax over a block's keys; what precedes the block is one more key."""
+    """Softmax attention over a block's keys; all steps before the block count as one more key."""
 
     def call(
         k: torch.Tensor,
@@ -92,7 +92,7 @@ def _block(
     import torch
 
     steps = torch.arange(k.shape[1], device=k.device)
-    apart = (steps[:, None] - 1 - steps)[..., None]  # of an output [t] and a key [s]
+    apart = (steps[:, None] - 1 - steps)[..., None]  # number of decays between key s and output t
     past = k[:, None] + apart * decay
     now = (k + u)[:, None].expand(past.shape)
     scores = torch.where(apart >= 0, past, torch.where(apart == -1, now, float("-inf")))

@@ -1,7 +1,7 @@
 """The definition of wkv7 and the scale of its errors, for sequences of many steps.
 
-The formulas are those of `_wkv7_definition`, which has one op after the other for every step, as
-decoding wants; here they need few ops per step (`_wkv7_scan`).
+The formulas are those of `_wkv7_definition`, which runs all ops of each step in sequence, as suits
+decoding. This module needs few torch ops per step (`_wkv7_scan`).
 
 In fp32 the roundings are those of a kernel: a product with a state is one sum over its keys or
 values, and a new state is the decayed one, plus k v^T, plus b sa^T, one step after the other. In
@@ -46,7 +46,7 @@ _ROWS = ("r", "k", "v", "a", "b", "gy", "decay", "sa", "gsa")
 _GIVEN_STATES = ("initial_state", "gfinal_state")
 _MADE_STATES = ("final_state", "ginitial_state")
 _LIKE = {"y": "v", "gr": "r", "gw": "w", "gk": "k", "gv": "v", "ga": "a", "gb": "b"}
-# Share of exp (2 ulp) in the error that a result may have (5 ulp).
+# The error of exp (2 ulp) over the error that a result may have (5 ulp).
 _EXP_SHARE = 0.4
 
 
@@ -68,12 +68,14 @@ def scale(
 ) -> Made:
     """max(|y|, root of the sum of the terms' squares): the recurrence on squares.
 
-    sa and gsa there are of the terms that they have, not of sums of squares in turn. A step
-    replaces what is stored under a key by a cancellation, and sums of squares, which lack it, would
-    grow exponentially where nothing decays.
+    In the recurrence on squares, sa and gsa are given: the squares of their own magnitudes, not
+    sums of squares over the squared states. A step replaces the value that is stored under a key,
+    by cancellation; sums of squares, in which nothing cancels, would grow exponentially where
+    nothing decays.
 
-    Raw w: the exponent exp(w) has an error that grows with it, and gw has the decay as a factor.
-    In the other outputs a decay that strong is negligible beside terms that have not decayed.
+    With raw w, the decay is exp(-exp(w)): the error of its exponent grows with exp(w), and gw has
+    the decay as a factor. In the other outputs, a term with such a strong decay is negligible
+    beside terms that have not decayed.
     """
     decay, slope = decays(inputs["w"], scalars)
     x = {n: y for n, y in inputs.items() if n != "w"} | {"decay": decay}
@@ -90,18 +92,17 @@ def scale(
 
 
 def recurrence(pass_name: str, x: Tensors, factor: float, magnitudes: bool = False) -> Made:
-    """The definition on decays (`decay`) instead of w; the gradient by them is `gdecay`.
+    """The definition with decays (`decay`) instead of w; their gradient is `gdecay`.
 
-    If x has `sa` (and in the backward pass its gradient `gsa`), both [B, T, H, V], they take the
-    place of the sums over keys: the states are then those of a linear attention with two keys per
-    step.
+    If x has `sa` (and in the backward pass its gradient `gsa`), both [B, T, H, V], they replace the
+    sums over keys: the states are then those of a linear attention with two keys per step.
 
     Args:
         pass_name: `forward` or `backward`.
-        x: Inputs of the pass, `decay`, perhaps `sa` and `gsa`.
+        x: Inputs of the pass, `decay`, and optionally `sa` and `gsa`.
         factor: The factor of y.
-        magnitudes: Return nothing but max(|sa|, root of the sum of its terms' squares) as `sa`;
-            so `gsa`.
+        magnitudes: Return only max(|sa|, root of the sum of its terms' squares) as `sa`; likewise
+            for `gsa`.
     """
     of_rows = _forward if pass_name == "forward" else _backward
     if "cu_seqlens" not in x:
@@ -110,9 +111,10 @@ def recurrence(pass_name: str, x: Tensors, factor: float, magnitudes: bool = Fal
 
 
 def _packed(pass_name: str, x: Tensors, factor: float, magnitudes: bool) -> Made:
-    """Packed sequences, each of which is a row.
+    """The recurrence of packed sequences, with each sequence as a row.
 
-    Those of like length go side by side, padded to the longest of them: less than twice their own.
+    Sequences of similar length are computed together, padded to the longest of them, which is less
+    than twice as long as any of them.
     """
     import torch
 
@@ -125,7 +127,7 @@ def _packed(pass_name: str, x: Tensors, factor: float, magnitudes: bool) -> Made
         lengths = [cuts[n + 1] - cuts[n] for n in members]
         step = torch.arange(max(lengths))
         inside = (step < torch.tensor(lengths)[:, None]).flatten().nonzero()[:, 0]
-        # After a sequence's end any step will do: nothing of it stays.
+        # After a sequence's end any step may be computed, because its results are dropped.
         index = (torch.tensor([cuts[n] for n in members])[:, None] + step).clamp_max(cuts[-1] - 1)
         index, taken, rows, place = (
             y.to(x["k"].device)
@@ -144,12 +146,12 @@ def _packed(pass_name: str, x: Tensors, factor: float, magnitudes: bool) -> Made
 
 
 def _steps_first(x: torch.Tensor) -> torch.Tensor:
-    """[B, T, H, features] as [T, B * H, features]."""
+    """Reshape [B, T, H, features] to [T, B * H, features]."""
     return x.transpose(0, 1).flatten(1, 2)
 
 
 def _state(x: Tensors, name: str) -> torch.Tensor:
-    """A state, [B, H, K, V]; 0 unless given."""
+    """A state, [B, H, K, V]; 0 if it is not given."""
     if name in x:
         return x[name]
     k, v = x["k"], x["v"]
@@ -157,7 +159,8 @@ def _state(x: Tensors, name: str) -> torch.Tensor:
 
 
 def _outputs(parts: list[Made], chunks: int, x: Tensors) -> Made:
-    """Per output the parts of all groups, [L, some of C * n, features], as [B, T, H, features]."""
+    """Join the parts of all groups, [L, some of C * n, features], to outputs [B, T, H, features].
+    """
     import torch
 
     batch, total, heads = x["k"].shape[:3]
@@ -169,7 +172,7 @@ def _outputs(parts: list[Made], chunks: int, x: Tensors) -> Made:
 
 
 def _magnitude(keys: torch.Tensor, states: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
-    """max(|sa|, root of the sum of its terms' squares); the states are then their squares."""
+    """max(|sa|, root of the sum of its terms' squares); the states are squared in place."""
     return read.abs().maximum(read_keys(keys.square(), states.square_()).sqrt())
 
 
@@ -192,7 +195,7 @@ def _forward(
     if at_once:
         begin = starts(chunks, last)
         places, last, begin = groups(chunks, v.shape[2], steps), begin[-1], begin[:-1].flatten(0, 1)
-    # Two rooms: the last state of a chunk is the first of the next.
+    # Two buffers, because the last state of a chunk is the first state of the next.
     rooms = [Room(last, steps, places[0][1]) for _ in range(1 if at_once else min(2, count))]
     parts = []
     for place, (i, j) in enumerate(places):
@@ -237,7 +240,7 @@ def _backward(
     steps = root_steps(k) if at_once else max(root_steps(k), block_steps(k, v))
     earlier_r, earlier_g = (torch.cat([torch.zeros_like(y[:1]), y[:-1]]) for y in (r, g))
     chunks = chunked(Rows(decay, a, b, k, v, sa), steps, lengths)
-    # Chunks in the order of time, and the steps in each from the last to the first.
+    # Chunks in the order of time; within each chunk, steps from the last to the first.
     gchunks = chunked(Rows(decay, b, a, earlier_r, earlier_g, gsa), steps, lengths).flipped(0)
     reads = cut(g, steps).flatten(1, 2)
 
@@ -266,7 +269,7 @@ def _backward(
                        magnitudes)
         )  # fmt: skip
         if not at_once:
-            gstate = gstates[0].clone()  # the next chunk takes its place
+            gstate = gstates[0].clone()  # the next chunk overwrites this memory
     found = _outputs(parts[::-1], count, x)
     return found if magnitudes else found | {"ginitial_state": gstate.reshape(gfinal.shape)}
 
@@ -279,8 +282,8 @@ def _of_chunks(
 
     Args:
         part, gpart: Steps of the state, and those of its gradient, backward in time.
-        states: [L + 1, rows, K, V], the first one given; S_{t-1}, then scratch.
-        gstates: So, the last one given; G'_t after the first, which stays.
+        states: [L + 1, rows, K, V], with the first one given; holds S_{t-1}, then is scratch.
+        gstates: Likewise, with the last one given; holds G'_t after the first one, which stays.
         g: [L, rows, V].
         magnitudes: As in `recurrence`.
     """

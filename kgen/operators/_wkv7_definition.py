@@ -1,7 +1,7 @@
 """The recurrence of RWKV-7 and its gradients, in plain torch, one step after the other.
 
-wkv7_decode is defined by it. wkv7 has the definition of `_wkv7_chunks`, which takes fewer torch ops
-per step; tests compare the two.
+This is the definition of wkv7_decode. wkv7 uses `_wkv7_chunks`, which takes fewer torch ops per
+step; tests compare the two.
 
 Here steps come first, [T, B, H, features]; states are [B, H, K, V]. In fp32 the roundings are those
 of a kernel: a product with a state is one sum over its keys or values, and a new state is the
@@ -51,7 +51,7 @@ def definition(
 
 
 def decays(w: torch.Tensor, scalars: Mapping[str, float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(d, dd/dw) of a w in the form that `scalars` says."""
+    """(d, dd/dw) for w in the decay form that `scalars` gives."""
     import torch
 
     if scalars.get("decay_form=raw"):
@@ -67,17 +67,17 @@ def decays(w: torch.Tensor, scalars: Mapping[str, float]) -> tuple[torch.Tensor,
 def recurrence(
     pass_name: str, x: Tensors, scale: float, magnitudes: bool = False
 ) -> dict[str, torch.Tensor]:
-    """The definition on decays (`decay`) instead of w; the gradient by them is `gdecay`.
+    """The definition with decays (`decay`) instead of w; their gradient is `gdecay`.
 
     Also returns `sa`, and in the backward pass its gradient `gsa`, both [B, T, H, V]. If x has
-    these names, they take the place of the sums over keys: the states are then those of a linear
-    attention with two keys per step.
+    these names, they replace the sums over keys: the states are then those of a linear attention
+    with two keys per step.
 
     Args:
         pass_name: `forward` or `backward`.
-        x: Inputs of the pass, `decay`, perhaps `sa` and `gsa`.
+        x: Inputs of the pass, `decay`, and optionally `sa` and `gsa`.
         scale: The factor of y.
-        magnitudes: Return max(|sa|, root of the sum of its terms' squares) for sa; so for gsa.
+        magnitudes: Return max(|sa|, root of the sum of its terms' squares) as sa; likewise gsa.
     """
     import torch
 
@@ -96,7 +96,7 @@ def recurrence(
 
 
 def _steps(x: Tensors, names: str) -> list[list[torch.Tensor]]:
-    """Per name, every step's [B, H, features]."""
+    """The steps of each named tensor, [B, H, features] each."""
     return [list(x[name].unbind(1)) for name in names.split()]
 
 
@@ -142,7 +142,7 @@ def _after(
     v: torch.Tensor,
     b: torch.Tensor,
 ) -> torch.Tensor:
-    """The state behind a step."""
+    """The state after a step."""
     return (_column(decay) * state).addcmul_(_column(k), _row(v)).addcmul_(_column(b), _row(sa))
 
 
@@ -166,13 +166,15 @@ def _forward(x: Tensors, scale: float, magnitudes: bool) -> dict[str, torch.Tens
 
 
 def _backward(x: Tensors, scale: float, magnitudes: bool) -> dict[str, torch.Tensor]:
-    """From the last set of steps to the first; the states within a set are computed again."""
+    """The gradients, from the last block of steps to the first; states within a block are
+    recomputed.
+    """
     rows = list(zip(*_steps(x, "r decay k v a b gy"), strict=True))
     every = max(1, math.isqrt(len(rows)))
     given_sa, given_gsa = _given(x, "sa"), _given(x, "gsa")
 
     def step(t: int, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """sa, and the state behind."""
+        """sa, and the state after the step."""
         _, decay, k, v, a, b, _ = rows[t]
         sa = given_sa[t] if given_sa else _read_keys(a, state)
         return sa, _after(state, sa, decay, k, v, b)

@@ -1,4 +1,4 @@
-"""Inputs of wkv7: as models have them, and those that break naive kernels."""
+"""Draws the inputs of wkv7: those that occur in models, and those that break naive kernels."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ def make_inputs(
     generator: torch.Generator,
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
-    """Draw; the case decides scale, signs, decays and special values.
+    """Draw the inputs; the case decides scale, signs, decays and special values.
 
-    a = -kk and b = kk * gate, kk a unit vector and gate between 0 and 1 for each key, as in a
-    model: a transition that lets the state grow would overflow the oracle after some hundred steps.
-    r and k shrink as T grows, so that sums over T stay within fp16 without a decay. Decays are 0.07
-    to 0.998 per step, 0.64 to 0.9985 as decay_form=clamp; the cases of decays are those of wkv6,
-    whose strongest one is 0.545 there.
-    `nonfinite` plants NaN in r, k, v, gy and w; forward, k's is an Inf of the last step: whether an
-    earlier one meets a decay that rounded to 0 would depend on the algorithm.
+    a = -kk and b = kk * gate, with a unit vector kk and a gate between 0 and 1 for each key, as in
+    a model: with a transition that lets the state grow, the oracle would overflow after a few
+    hundred steps. r and k shrink as T grows, so that sums over T stay within fp16's range without a
+    decay. Decays are 0.07 to 0.998 per step, or 0.64 to 0.9985 with decay_form=clamp. The cases of
+    decays are those of wkv6; with decay_form=clamp the strongest decay is 0.545.
+
+    `nonfinite` plants a NaN in r, k, v, gy and w. In the forward pass, k gets an Inf in the last
+    step instead: for an Inf in an earlier step, the result would depend on whether an algorithm
+    multiplies it by a decay that has been rounded to 0.
     """
     import torch
 
@@ -76,7 +78,7 @@ def make_inputs(
         if problem.dtype(field).itemsize:
             drawn[name] = draw(n, h, k, v)
     if problem.dtype("cu_seqlens_dtype").itemsize:
-        # Cuts anywhere: some sequences have no steps, some one, some most.
+        # Random boundaries: some sequences may have no step, or most of the steps.
         cuts = torch.randint(0, t + 1, (n - 1,), generator=generator, device=device)
         ends = torch.tensor([0, t], device=device)
         offsets = torch.cat([ends[:1], cuts.sort().values, ends[1:]])
@@ -85,6 +87,6 @@ def make_inputs(
 
 
 def _in_form(log_decays: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """w in the form that a problem chose; as raw logits log(-log decay) of either form."""
+    """Convert raw logits log(-log decay) to w in the decay form that a problem chose."""
     form = dict(problem.dtypes)[DECAY_FORM.name]
     return log_decays if form == "log" else (-log_decays).log()

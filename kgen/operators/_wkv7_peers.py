@@ -54,7 +54,7 @@ def peers(pass_name: str) -> dict[str, Peer]:
 
 
 def _of_sequences(compute: Function) -> Function:
-    """A function of packed sequences, too: one after the other."""
+    """Extend a function to packed sequences, which are computed one after the other."""
 
     def call(
         r: torch.Tensor,
@@ -117,8 +117,10 @@ def _by_chunks(
     r: torch.Tensor, w: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor,
     b: torch.Tensor, state: torch.Tensor | None, scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A chunk is an affine function of the state before it: one product per chunk in sequence, all
-    else for all chunks at once. No exponent is above 0.
+    """Compute by chunks, each of which is an affine function of the state before it.
+
+    Only one product per chunk runs in sequence; all else is computed for all chunks at once. No
+    exponent is above 0.
     """
     import torch
 
@@ -127,7 +129,7 @@ def _by_chunks(
     state, steps = _zero_or(state, k, v), v.shape[2]
     r, w, k, v, a, b = (
         in_chunks(x, _CHUNK)
-        for x in (r * scale, w.clamp_min(-100.0), k, v, a, b)  # -inf would subtract from itself
+        for x in (r * scale, w.clamp_min(-100.0), k, v, a, b)  # clamped: -inf - (-inf) is NaN
     )
     after = w.cumsum(3)
     before = after - w
@@ -138,7 +140,7 @@ def _by_chunks(
         decays = apart.masked_fill(~order.tril(diagonal)[..., None], float("-inf")).exp()
         return (x[..., :, None, :] * decays * y[..., None, :, :]).sum(-1)
 
-    # sa = read_state S + read_values, of all steps of a chunk.
+    # sa = read_state S + read_values, for all steps of a chunk.
     inverse = torch.linalg.solve_triangular(
         -pairs(a, b, before, -1), torch.eye(_CHUNK, device=v.device).expand(*a.shape[:3], -1, -1),
         upper=False, unitriangular=True,
@@ -162,7 +164,7 @@ def _by_chunks(
 
 
 def _fla(name: str) -> Function:
-    """One of FLA's functions as a peer; its layout and its log decay are the same."""
+    """One of FLA's functions as a peer; it takes the same layout and the log decay."""
 
     def call(
         r: torch.Tensor,

@@ -1,12 +1,12 @@
 """The recurrence of wkv7 and its gradients with few torch ops per step.
 
-On a GPU an op costs some microseconds however small it is, so the only ops per step are those that
-compute a new state. The gradient G of the state is such a recurrence, too, from the last step to
-the first. Everything that is read from states is computed for many steps at once.
+On a GPU even a tiny op takes some microseconds, so the only ops per step are those that compute the
+new state. The gradient G of the state follows the same kind of recurrence, from the last step to
+the first. All products that read states are computed for many steps at once.
 
-Steps are in chunks, [L, C, n, features]: step l of chunk c, of n rows of batch and heads. States
-are [n, K, V]. First the states before all chunks are computed (`starts`), then all chunks at once
-from these, as many as `_STATE_ELEMENTS` allows.
+Steps are arranged in chunks, [L, C, n, features]: step l of chunk c, for n rows (batch times
+heads). States are [n, K, V]. First the states before all chunks are computed (`starts`), then all
+chunks at once from these, as many at a time as `_STATE_ELEMENTS` allows.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-# Elements of states held at a time: few launches on a GPU, the size of a cache on a CPU.
+# Elements of states in memory at a time: for few launches on a GPU, for the caches on a CPU.
 _STATE_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 18}
-# States in one batched product; more are no fewer launches.
+# Most states in one batched product; more would not reduce the number of launches.
 _MAX_STATES = 1 << 15
-# Fewer steps than these one after the other are fewer ops.
+# With fewer steps than this, a sequential computation needs fewer ops.
 _FEW_STEPS = 16
-# Elements of one step's states from which a CPU is busy with them, and not with launching ops.
+# Elements of one step's states from which on a CPU's time is arithmetic instead of op overhead.
 _MANY_ELEMENTS = 1 << 13
 
 
 class Rows(NamedTuple):
-    """What a recurrence takes per step, [T, n, features].
+    """The inputs of a recurrence per step, [T, n, features].
 
     S_t = diag(decay_t) S_{t-1} + k_t v_t^T + write_t (read_t S_{t-1})^T
 
     Attributes:
         decay, read, write, k: [T, n, K].
         v: [T, n, V].
-        given: [T, n, V], in place of the sums read_t S_{t-1}; None: they are computed.
+        given: [T, n, V], used instead of the sums read_t S_{t-1}; None: these are computed.
     """
 
     decay: torch.Tensor
@@ -49,7 +49,7 @@ class Rows(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Steps [L, g, features] that `advance` computes; `exists` is None where all rows have one."""
+    """Steps [L, g, features] for `advance`; `exists` is None for a step that all rows have."""
 
     rows: Rows
     exists: list[torch.Tensor | None]
@@ -61,8 +61,8 @@ class _Chunks:
 
     Attributes:
         rows: The steps.
-        exists: [L, C, n, 1, 1], whether a row has a step; None: always.
-        full: Per step and chunk, whether all rows have it.
+        exists: [L, C, n, 1, 1], whether a row has a step; None: all rows have all steps.
+        full: Per step and chunk, whether all rows have that step.
     """
 
     rows: Rows
@@ -94,7 +94,7 @@ class _Chunks:
         )
 
     def beside(self, other: _Chunks) -> _Chunks:
-        """The rows of both, [L, C, 2n, features]."""
+        """Concatenate the rows of both, [L, C, 2n, features]."""
         import torch
 
         def both(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
@@ -114,7 +114,8 @@ def chunked(rows: Rows, steps: int, lengths: Sequence[int] | None) -> _Chunks:
     Args:
         rows: [T, n, features].
         steps: L.
-        lengths: Of each batch row, its number of steps; None: T. n is a multiple of their number.
+        lengths: Number of steps of each batch row; None: T. n is a multiple of the number of batch
+            rows.
     """
     import torch
 
@@ -132,7 +133,7 @@ def chunked(rows: Rows, steps: int, lengths: Sequence[int] | None) -> _Chunks:
 
 
 def cut(x: torch.Tensor, steps: int) -> torch.Tensor:
-    """[T, n, features] as [L, C, n, features], 0 after the end."""
+    """Cut [T, n, features] into [L, C, n, features], padded with 0."""
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
 
     chunks = -(-x.shape[0] // steps)
@@ -143,7 +144,7 @@ def cut(x: torch.Tensor, steps: int) -> torch.Tensor:
 
 
 def joined(x: torch.Tensor, chunks: int, total: int) -> torch.Tensor:
-    """[L, C * n, features] as [T, n, features]."""
+    """Join [L, C * n, features] to [T, n, features]."""
     return x.view(x.shape[0], chunks, -1, x.shape[2]).transpose(0, 1).flatten(0, 1)[:total]
 
 
@@ -156,7 +157,7 @@ def row(x: torch.Tensor) -> torch.Tensor:
 
 
 def read_keys(keys: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """A sum over keys, of all states: [L, g, V]."""
+    """Products of rows with all states, summed over keys: [L, g, V]."""
     import torch
 
     made = torch.bmm(row(keys).flatten(0, 1), states.flatten(0, 1))
@@ -164,7 +165,7 @@ def read_keys(keys: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
 
 
 def read_values(states: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """A sum over value features, of all states: [L, g, K]."""
+    """Products of rows with all states, summed over value features: [L, g, K]."""
     import torch
 
     made = torch.bmm(states.flatten(0, 1), column(values).flatten(0, 1))
@@ -172,7 +173,7 @@ def read_values(states: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def is_at_once(k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether chunks are computed at once: fewer ops, and more arithmetic."""
+    """Whether all chunks are computed at once, with fewer ops and more arithmetic."""
     if k.shape[0] < _FEW_STEPS:
         return False
     if k.device.type != "cpu":
@@ -187,42 +188,42 @@ def _is_float64(x: torch.Tensor) -> bool:
 
 
 def root_steps(k: torch.Tensor) -> int:
-    """About as many steps as there are chunks of them."""
+    """Steps per chunk such that there are about as many chunks as steps in a chunk."""
     return max(1, math.isqrt(k.shape[0]))
 
 
 def block_steps(k: torch.Tensor, v: torch.Tensor) -> int:
-    """As many steps as states of them may be held."""
+    """Steps per block, limited by the states that may be in memory."""
     return min(k.shape[0], max(1, _held(k, v.shape[2]) // k.shape[1]))
 
 
 def _held(k: torch.Tensor, columns: int) -> int:
-    """States that may be held at a time."""
+    """Number of states that may be in memory at a time."""
     elements = _STATE_ELEMENTS["cpu" if k.device.type == "cpu" else "cuda"]
     return min(_MAX_STATES, elements // (k.shape[-1] * columns))
 
 
 class Room:
-    """Memory for the states of groups, one group after the other."""
+    """Memory for the states of a group, reused by the next group."""
 
     def __init__(self, like: torch.Tensor, steps: int, rows: int) -> None:
-        """Of states like the given ones, [n, K, V]; at most `rows` of them after each step."""
+        """Allocate memory for states like `like`, [n, K, V]; at most `rows` states per step."""
         self._shape = (steps + 1, -1, *like.shape[1:])
         self._flat = like.new_empty((steps + 1) * rows * like.shape[1:].numel())
 
     def states(self, rows: int) -> torch.Tensor:
-        """[steps + 1, rows, K, V], of any values."""
+        """Uninitialised states [steps + 1, rows, K, V]."""
         steps, _, keys, columns = self._shape
         return self._flat[: steps * rows * keys * columns].view(self._shape)
 
 
 def groups(chunks: _Chunks, columns: int, states: int) -> list[tuple[int, int]]:
-    """The chunks of all rows, some at a time: (first, last + 1) of C * n.
+    """Divide the C * n pairs of chunk and row into groups (first, last + 1).
 
     Args:
-        chunks: Of which.
-        columns: Of a state.
-        states: Held per chunk and row.
+        chunks: The chunks.
+        columns: Columns of a state.
+        states: States in memory per chunk and row.
     """
     total = chunks.rows.k.shape[1] * chunks.rows.k.shape[2]
     each = max(1, _held(chunks.rows.k, columns) // states)
@@ -232,10 +233,10 @@ def groups(chunks: _Chunks, columns: int, states: int) -> list[tuple[int, int]]:
 def starts(chunks: _Chunks, state: torch.Tensor) -> torch.Tensor:
     """The state before each chunk, and after the last: [C + 1, n, K, V].
 
-    In fp32 one step after the other, as in a kernel. In float64 all chunks at once, each as a
-    matrix that multiplies the state before it, plus its own state from 0. Inf and NaN would
-    multiply other elements of that matrix than those that the steps multiply: then, too, one step
-    after the other.
+    fp32 computes one step after the other, as a kernel does. float64 computes all chunks at once: a
+    chunk is a matrix that multiplies the state before it, plus the state that it reaches from 0.
+    Matrix products would spread Inf and NaN to other elements than the steps do, so with these,
+    float64 also computes one step after the other.
     """
     if _is_float64(state):
         found = _starts_at_once(chunks, state)
@@ -245,7 +246,9 @@ def starts(chunks: _Chunks, state: torch.Tensor) -> torch.Tensor:
 
 
 def starts_in_turn(chunks: _Chunks, state: torch.Tensor, count: int) -> torch.Tensor:
-    """The states before the first `count` chunks, and after these: [count + 1, n, K, V]."""
+    """The states before each of the first `count` chunks and after these, computed in sequence:
+    [count + 1, n, K, V].
+    """
     import torch
 
     steps, n = chunks.rows.k.shape[0], state.shape[0]
@@ -294,9 +297,9 @@ def advance(
 ) -> torch.Tensor:
     """Write the state after each step into a tensor; return the sums over keys, [L, g, columns].
 
-    `_starts_at_once` has states with more columns than v: v is of the last ones, elsewhere 0.
-    A tensor of `into` may not be the state before its step. Where a row has no step its state
-    stays, also where it is Inf or NaN.
+    `_starts_at_once` has states with more columns than v: v belongs to the last columns, and is 0
+    in the others. A tensor of `into` must not be the state before its step. If a row does not have
+    a step, its state stays unchanged, including Inf and NaN.
     """
     import torch
 

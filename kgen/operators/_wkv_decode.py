@@ -1,4 +1,4 @@
-"""Decoding of wkv5 and wkv6: their recurrence, a few steps at a time, on states of a pool."""
+"""Decoding with wkv5 and wkv6: a few steps of their recurrence on states in a pool."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def definition(
 def scale(
     pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """As of wkv5 and wkv6."""
+    """The scale of wkv5 and wkv6; see `kgen.operators._decode.scaled`."""
     return scaled(recurrence_scale, inputs, outputs, scalars)
 
 
@@ -85,7 +85,7 @@ class DecodeInputs:
         generator: torch.Generator,
         device: torch.device,
     ) -> dict[str, torch.Tensor]:
-        """Draw as for wkv5 and wkv6; `drawn_slots` has the cases of slots."""
+        """Draw inputs as for wkv5 and wkv6; `drawn_slots` has the cases of slots."""
         rows = Inputs(self.per_step)(pass_name, whole_problem(problem), case, generator, device)
         return rows | drawn_slots(problem, case, generator, device)
 
@@ -115,7 +115,7 @@ def operator(
     problems: Mapping[str, tuple[str, ...]],
     aliases: tuple[str, ...],
 ) -> Operator:
-    """Put an operator together."""
+    """Build the operator."""
     declared = signature(per_step)
     t = "_t" if per_step else ""
 

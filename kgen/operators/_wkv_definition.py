@@ -1,11 +1,11 @@
 """The recurrence of RWKV-5 and RWKV-6 and its gradients, in plain torch.
 
-Here steps are the dim before the features, [B, H, T, features], as matrix products want them.
+Tensors are [B, H, T, features], the layout of batched matrix products.
 
 Only S_t = diag(d_t) S_{t-1} + k_t v_t^T, and the same backward in time for the gradient of the
 state, must be computed one step after the other: one torch op per step (`_accumulate`). All outer
-products are computed before it and all products with the states after it, for many steps at once,
-because on a GPU an op costs some microseconds however small it is.
+products are computed before, and all products with the states after, for many steps at once,
+because on a GPU even a tiny op takes some microseconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROWS = ("r", "k", "v", "gy")
 _MADE_ROWS = ("y", "gr", "gk", "gv")
 _GIVEN_STATES = ("initial_state", "gfinal_state")
 _MADE_STATES = ("final_state", "ginitial_state")
-# Elements of states held at a time: few launches on a GPU, the size of a cache on a CPU.
+# Elements of states in memory at a time: for few launches on a GPU, for the caches on a CPU.
 _STATE_ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 18}
 
 
@@ -52,7 +52,7 @@ def definition(
 def decays(
     w: torch.Tensor, scalars: Mapping[str, float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(d, dd/dw) of a w in the form that `scalars` says."""
+    """(d, dd/dw) for w in the decay form that `scalars` gives."""
     import torch
 
     if scalars.get("decay_form=raw"):
@@ -67,23 +67,24 @@ def decays(
 def recurrence(
     pass_name: str, x: Tensors, decay: tuple[torch.Tensor, torch.Tensor], scale: float
 ) -> dict[str, torch.Tensor]:
-    """The definition on decays, and derivatives of them by w, instead of w."""
+    """The definition with decays and their derivatives with respect to w, instead of w."""
     run = _packed if "cu_seqlens" in x else _of_rows
     found = run(pass_name, x, decay, scale)
     return {n: y.sum(0) if _is_of_heads(n, decay[0]) else y for n, y in found.items()}
 
 
 def _is_of_heads(name: str, decay: torch.Tensor) -> bool:
-    """Whether an output has neither batch nor steps: gu, and gw of w that has no steps."""
+    """Whether an output has neither batch nor steps: gu, and gw if w has no steps (wkv5)."""
     return name == "gu" or (name == "gw" and decay.ndim == 2)
 
 
 def _packed(
     pass_name: str, x: Tensors, decay: tuple[torch.Tensor, torch.Tensor], scale: float
 ) -> dict[str, torch.Tensor]:
-    """`_of_rows` of packed sequences, each of which is a row.
+    """`_of_rows` of packed sequences, with each sequence as a row.
 
-    Those of like length go side by side, padded to the longest of them: less than twice their own.
+    Sequences of similar length are computed together, padded to the longest of them, which is less
+    than twice as long as any of them.
     """
     import torch
 
@@ -96,7 +97,7 @@ def _packed(
         length = torch.tensor([cuts[n + 1] - cuts[n] for n in members])
         step = torch.arange(int(length.max()))
         inside = step < length[:, None]
-        # Behind a sequence's end any step will do: nothing of it stays.
+        # After a sequence's end any step may be computed, because its results are dropped.
         index = (torch.tensor([cuts[n] for n in members])[:, None] + step).clamp_max(cuts[-1] - 1)
         taken = inside.flatten().nonzero()[:, 0]
         index, inside, taken, rows, place = (
@@ -123,13 +124,13 @@ def _of_rows(
     scale: float,
     inside: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The recurrence of batch rows; gu, and gw of w that has no steps, are still those of each row.
+    """The recurrence of batch rows; gu, and gw if w has no steps, are not yet summed over rows.
 
     In fp32 the steps are computed one after the other, as in a kernel: the error bound of kernels
-    is the rounding error of this loop. An element of a state is k_t v_t + d_t S_{t-1}: k_t v_t is
-    rounded, then the sum (`addcmul`; where that is no fused multiply-add, d_t S_{t-1} as well). A
-    product with a state is one sum over its keys or values. One op computes all outer products, or
-    all products with states, of a block of steps; the roundings are the same.
+    comes from the rounding error of this loop. An element of a state is k_t v_t + d_t S_{t-1}:
+    k_t v_t is rounded, then the sum (`addcmul`; if that is no fused multiply-add, d_t S_{t-1} as
+    well). A product with a state is one sum over its keys or values. One op computes all outer
+    products, or all products with states, of a block of steps; the roundings are the same.
 
     In float64 all chunks are computed in parallel, each from its own first state: no exponent is
     ever positive, so decays of 0 and 1 are exact.
@@ -151,7 +152,7 @@ def _of_rows(
             by_key.transpose(1, 2) if per_step else by_key[:, None].expand(steps["k"].shape)
         )
     if inside is not None:
-        keeps = {"decay": 1.0}  # no step changes the state that is not there
+        keeps = {"decay": 1.0}  # steps that do not exist leave the state unchanged
         there = inside[:, None, :, None]
         steps = {n: torch.where(there, y, keeps.get(n, 0.0)) for n, y in steps.items()}
     u = x["u"][:, None]
@@ -162,7 +163,7 @@ def _of_rows(
         if per_step:
             found["gu"] = _sum_of_steps(found["gu"])
         else:
-            if inside is not None:  # 0 times the state is NaN where that is
+            if inside is not None:  # masked, because 0 times a NaN state is NaN
                 found["gw"] = torch.where(there, found["gw"], 0.0)
             both = _sum_of_steps(torch.cat([found["gu"], found["gw"]], dim=-1))
             found["gu"], found["gw"] = both.tensor_split(2, dim=-1)
@@ -179,7 +180,7 @@ def _forward(
     state, steps = _state_or_zero(k, v, start), v.shape[2]
     if v.dtype == torch.float64 and steps > 1:
         r_c, k_c, v_c = (_in_chunks(y) for y in (r, k, v))
-        decay_c = _in_chunks(decay, 1.0)  # which keeps the state
+        decay_c = _in_chunks(decay, 1.0)  # a padding of 1 leaves the state unchanged
         starts = _starts(k_c, v_c, decay_c, state)
         groups = _groups((r_c, k_c, v_c, decay_c), starts[:, :, :-1])
         read = torch.cat([_loop(*group)[0] for group in groups]).view(v_c.shape)
@@ -199,7 +200,7 @@ def _backward(
     end: torch.Tensor | None,
     scale: float,
 ) -> dict[str, torch.Tensor]:
-    """Gradients; those of w and u per step."""
+    """The gradients; those of w and u per step."""
     r, k, v, decay, g = x["r"], x["k"], x["v"], x["decay"], x["gy"] * scale
     state, gstate = _state_or_zero(k, v, start), _state_or_zero(k, v, end)
     if v.shape[2]:
@@ -235,12 +236,12 @@ def _loop(
     for r_b, k_b, v_b, decay_b in _blocks((r, k, v, decay), state):
         states = _states(k_b, v_b, decay_b, state)
         read.append((r_b.movedim(-2, 0)[..., None, :] @ states[:-1]).squeeze(-2))
-        state = states[-1].clone()  # a view would keep all of them
+        state = states[-1].clone()  # a view would keep the memory of all states
     return torch.cat(read).movedim(0, -2), state
 
 
 def _blocks(x: Steps, state: torch.Tensor) -> Iterator[Steps]:
-    """Blocks of steps, as many each as `_STATE_ELEMENTS` allows."""
+    """Blocks of as many steps as `_STATE_ELEMENTS` allows."""
     import torch
 
     steps = max(1, _max_elements(state) // max(state.numel(), 1))
@@ -248,8 +249,8 @@ def _blocks(x: Steps, state: torch.Tensor) -> Iterator[Steps]:
 
 
 def _groups(x: Steps, *states: torch.Tensor) -> Iterator[Steps]:
-    """Chunks [B, H, chunks, steps, features] and states before them, flat, as many at a time as
-    `_STATE_ELEMENTS` allows.
+    """Groups of chunks [B, H, chunks, steps, features], flattened, with the states before them; as
+    many chunks at a time as `_STATE_ELEMENTS` allows.
     """
     import torch
 
@@ -288,12 +289,14 @@ def _last(
 
 
 def _factors(k: torch.Tensor, v: torch.Tensor) -> Steps:
-    """The two factors of k_t v_t^T of all steps, steps first."""
+    """The two factors of k_t v_t^T for all steps, with steps as the first dim."""
     return k.movedim(-2, 0)[..., None], v.movedim(-2, 0)[..., None, :]
 
 
 def _accumulate(terms: torch.Tensor, decay: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """Turn the terms k_t v_t^T, [steps, ..., K, V], into the states after; return the last."""
+    """Turn the terms k_t v_t^T, [steps, ..., K, V], into the states after each step; return the
+    last one.
+    """
     for made, d_t in zip(terms.unbind(0), decay[..., None].unbind(-3), strict=True):
         state = made.addcmul_(d_t, state)
     return state
@@ -302,18 +305,19 @@ def _accumulate(terms: torch.Tensor, decay: torch.Tensor, state: torch.Tensor) -
 def _gradients(
     x: Steps, state: torch.Tensor, gstate: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """(gr, gk, gv, gradient by the decay, gradient of the state before) without the bonus, from the
-    state before the first step and the gradient of the one after the last.
+    """(gr, gk, gv, gradient of the decay, gradient of the first state) without the bonus.
 
-    The gradient of the state goes from the last step to the first as the state does from the first
-    to the last, with r and g for k and v: one loop computes both. It first computes the states at
-    the ends of all chunks, then the states of all steps, for as many chunks at once as
-    `_STATE_ELEMENTS` allows.
+    Computed from the state before the first step and the gradient of the state after the last one.
+
+    The gradient of the state follows the same recurrence as the state, from the last step to the
+    first, with r and g in place of k and v. So one loop computes both: first the states at the ends
+    of all chunks, then the states of all steps, for as many chunks at once as `_STATE_ELEMENTS`
+    allows.
     """
     import torch
 
     steps = x[0].shape[2]
-    pads = (0.0, 0.0, 0.0, 1.0, 0.0)  # a decay of 1 keeps the state
+    pads = (0.0, 0.0, 0.0, 1.0, 0.0)  # a decay of 1 leaves the state unchanged
     chunks = [_in_chunks(part, pad) for part, pad in zip(x, pads, strict=True)]
     r, k, v, decay, g = chunks
     keys, values, kept = (
@@ -335,7 +339,9 @@ def _gradients(
 def _gradients_inside(
     x: Steps, state: torch.Tensor, gstate: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """(gr, gk, gv, gradient by the decay), steps first, of chunks [n, steps, features]."""
+    """(gr, gk, gv, gradient of the decay) of chunks [n, steps, features], with steps as the first
+    dim.
+    """
     import torch
 
     r, k, v, decay, g = x
@@ -375,14 +381,14 @@ def _starts(
 
 
 def _in_chunks(x: torch.Tensor, pad: float = 0.0) -> torch.Tensor:
-    """`in_chunks` with about as many chunks as a chunk has steps: then there are about as many
-    operations per chunk as operations per step of all chunks.
+    """`in_chunks` with about as many chunks as steps per chunk, so that the sequential ops over
+    chunks are about as many as those over the steps of all chunks.
     """
     return in_chunks(x, max(1, math.isqrt(x.shape[2] // 2)), pad)
 
 
 def _sum_of_steps(x: torch.Tensor) -> torch.Tensor:
-    """[B, H, features], in fp32 one step after the other."""
+    """The sum over steps, [B, H, features]; fp32 adds one step after the other."""
     import torch
 
     if x.dtype == torch.float64 or x.shape[2] == 0:

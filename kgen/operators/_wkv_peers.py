@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Function = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 _FORWARD = ("r", "k", "v", "w", "u", "initial_state")
-_FEW = 16  # steps up to which no chunks are made
+_FEW = 16  # up to this many steps, no chunks are used
 _CHUNK = 16
 SLOW_PEERS = ("loop",)
 
@@ -28,7 +28,7 @@ def peers(pass_name: str) -> dict[str, Peer]:
     """Plain PyTorch, the same compiled, FLA's two kernels where they are installed, and forward the
     loop over steps that published profiles start from.
 
-    FLA has RWKV-6 alone: the decay of RWKV-5 is expanded to all steps, outside of its kernels but
+    FLA only has RWKV-6: the decay of RWKV-5 is expanded to all steps, outside of FLA's kernels but
     within the timed part. Backward: the gradients of the same functions by autograd; the
     forward pass runs once per input set, outside of the timed part, which starts with the third
     call.
@@ -67,7 +67,7 @@ def _plain(
     cu_seqlens: torch.Tensor | None = None,
     few: int = _FEW,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns y and the final state; of packed sequences one after the other."""
+    """Return y and the final state; packed sequences are computed one after the other."""
     dtype = v.dtype
     if cu_seqlens is not None:
         return _one_by_one(r, k, v, w, u, state, scale, cu_seqlens.tolist(), few)
@@ -129,7 +129,9 @@ def _by_chunks(
     u: torch.Tensor,
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairs of steps within a chunk directly, no exponent above 0; earlier chunks by the state."""
+    """Compute pairs of steps within a chunk directly, without an exponent above 0; earlier chunks
+    contribute through the state.
+    """
     import torch
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
 
@@ -138,7 +140,7 @@ def _by_chunks(
     r, k, v, w = (
         F.pad(x, (0, 0, 0, pad)).reshape(b, h, -1, _CHUNK, x.shape[-1]) for x in (r, k, v, w)
     )
-    w = w.clamp_min(-100.0)  # -inf would subtract from itself
+    w = w.clamp_min(-100.0)  # -inf - (-inf) is NaN
     after = w.cumsum(3)
     before = after - w
     earlier = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=v.device).tril(-1)[..., None]
@@ -158,7 +160,7 @@ def _by_chunks(
 
 
 def _fla(name: str) -> Function:
-    """One of FLA's functions as a peer; its layout and its log decay are the same."""
+    """One of FLA's functions as a peer; it takes the same layout and the log decay."""
 
     def call(
         r: torch.Tensor,

@@ -42,9 +42,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The connection of the two passes for autograd, where the tensors' names do not define it.
+    """The connection of the two passes for autograd, where tensor names do not already define it.
 
-    By name, a backward input is the forward tensor of the same name, and `gout` or `dout` is the
+    By default a backward input is the forward tensor of the same name, and `gout` or `dout` is the
     gradient of `out`. A forward output without a gradient among the backward inputs is not
     differentiable.
 
@@ -64,52 +64,52 @@ class Operator:
     """A named computation with its definition.
 
     Attributes:
-        name: Also names the module, the template folder and the search-space file.
-        summary: One line.
+        name: The operator's name, which is also that of its module, template folder and
+            search-space file.
+        summary: A description in one line.
         source: Where the operator is published.
         doc: Formula and notes, for the generated docstring.
         signature: Dims, dtypes, passes.
-        definition: (pass, inputs, scalars) -> outputs, in plain torch, in whatever dtype the
-            inputs have. With float64 inputs it is the oracle, with the problem's dtypes the eager
-            baseline of the error bound; float32 inputs separate loss of precision from loss of
-            range. Outputs have the dtype of the inputs in the first and last case, and
-            of the declared outputs in the second. Tensors whose dtype is `none` are not among
-            the inputs; unrequested outputs may be returned. Besides the scalars the mapping says
-            which outputs a caller requested and which options it chose (`arguments`).
+        definition: (pass, inputs, scalars) -> outputs, in plain torch, in the dtype of the inputs.
+            With float64 inputs it is the oracle; with the problem's dtypes it is the eager baseline
+            of the error bound, and outputs have the declared dtypes; float32 inputs separate loss
+            of precision from loss of range. Tensors whose dtype is `none` are not among the inputs;
+            unrequested outputs may be returned. `scalars` also contains the requested outputs and
+            the chosen options (`arguments`).
         make_inputs: (pass, problem, case, generator, device) -> inputs in the problem's dtypes.
-        cases: Names of input cases beyond `normal`, adversarial ones among them.
+        cases: Names of input cases beyond `normal`, including adversarial ones.
         cost: (pass, problem) -> least work.
         problems: Default problems (as text): `cuda` for a GPU, `host` small ones for the CPU. A
             pass may have its own, for instance under `cuda backward`.
-        peers: (pass) -> {name: callable(inputs, scalars) -> outputs}: competitors, `eager` among
-            them, timed together with the winner.
+        peers: (pass) -> {name: callable(inputs, scalars) -> outputs}: competitors, including
+            `eager`, which are timed together with the winner.
         scale: (pass, float64 inputs, float64 outputs, scalars) -> per-output tensors,
-            broadcastable to the outputs: the magnitude that an error is relative to. None:
+            broadcastable to the outputs: the magnitude to which an error is relative. None:
             max(|y|, rms of y over its last dim).
         aliases: Other names for `--op`.
-        slab_dim: A dim along which outputs that have it are independent, and over which the other
-            outputs (a weight's gradient) are sums, so that the oracle can be evaluated in slabs;
-            None if there is none. The oracle adds the scales of the latter in quadrature.
+        slab_dim: A dim along which outputs that have it are independent, and over which outputs
+            that lack it (a weight's gradient) are sums, so that the oracle can be evaluated in
+            slabs; None if there is none. The oracle adds the scales of such sums in quadrature.
         repeats: Dims that repeat the same work, such as batch and heads. Safe kernels are certified
             at small extents of these and ragged extents of the others. None: all dims except the
             last three. Small input sets reduce these dims, not the steps that a kernel takes in
             sequence.
-        serial_dims: Dims that the definition in fp32 iterates over step by step (time). Each step
-            takes a few launches, so small input sets are short in them.
-        head_dims: Dims that are the features of a head, which are few in every call. Proofs go
-            beyond those of the tuned problem, but not to the thousands that other dims have.
-        widens: Whether the definition computes in fp32 for 16-bit inputs and rounds only what it
-            returns. One run in fp32 then gives the loss of both.
+        serial_dims: Dims over which the definition in fp32 iterates step by step (time). Each step
+            takes a few launches, so small input sets have small extents in these dims.
+        head_dims: Dims that are the features of a head, which are few in every call. Certificates
+            test larger extents than the tuned problem's, but not thousands as in other dims.
+        widens: Whether the definition computes in fp32 for 16-bit inputs and rounds only its
+            outputs. One run in fp32 then yields both losses.
         slow_peers: Names of peers that run only on request or in a profile, because a tune would
             wait for them.
         gradients: The gradient connections that the tensors' names do not define.
-        untouched: (pass, inputs) -> by name of an in-out tensor a bool tensor, broadcastable to
-            it: where a call must leave every bit as it was. None: nowhere.
-        trained: (pass, problem, inputs of the case `normal`, generator) -> those of them that
+        untouched: (pass, inputs) -> {in-out tensor: bool tensor, broadcastable to it}: a mask of
+            the elements that a call must leave unchanged, bit by bit. None: no such elements.
+        trained: (pass, problem, inputs of the case `normal`, generator) -> those inputs that
             differ in a trained model, with the same shapes and dtypes. Kernels and peers are timed
-            on both, and the slower time counts (decision 0041). Its docstring says where the
-            distributions are from. They are for timing alone: no verdict depends on them, and a
-            change of them makes no record invalid. None: only `normal` is timed.
+            on both, and the slower time counts (decision 0041). Its docstring gives the sources of
+            the distributions. They are only used for timing: no verdict depends on them, and
+            changing them makes no record invalid. None: only `normal` is timed.
     """
 
     name: str
@@ -138,7 +138,7 @@ class Operator:
     trained: Trained | None = None
 
     def default_problems(self, pass_name: str, on_host: bool) -> tuple[str, ...]:
-        """The problems that a pass is tuned for by default."""
+        """The problems for which a pass is tuned by default."""
         device = "host" if on_host else "cuda"
         return self.problems.get(f"{device} {pass_name}", self.problems[device])
 

@@ -135,8 +135,8 @@ def definition(
     """The recurrences of the operator's `doc`, in fp32 or wider.
 
     A step reads no later step, so no mask multiplies a zero by a NaN, and there is no [T, T]
-    matrix. fp32 adds one step after the other, as a kernel does: the error of this sum is the error
-    that kernels are allowed.
+    matrix. fp32 adds one step after the other, as a kernel does: the bound on kernels comes from
+    the error of this sum.
     """
     wide = {name: widened(x) for name, x in inputs.items()}
     found = _forward(wide, scalars) if pass_name == "forward" else _backward(wide, scalars["scale"])
@@ -158,7 +158,8 @@ def _forward(inputs: Tensors, scalars: Mapping[str, float]) -> dict[str, torch.T
 def _backward(inputs: Tensors, scale: float) -> dict[str, torch.Tensor]:
     """One scan forward in time for gq, two scans backward for the other gradients.
 
-    The norm is one more column of v, of ones; its gradient is one more column of gout.
+    The norm is the output of an additional column of ones in v; its gradient is an additional
+    column of gout.
     """
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     g = inputs["gout"] * scale
@@ -249,12 +250,12 @@ def make_inputs(
 def trained(
     pass_name: str, problem: Problem, inputs: Tensors, generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """q and k with a scale for each channel, k with large channels and a first step that is large.
+    """q and k with a scale per channel; k also has outlier channels and a large first step.
 
     In each head one key channel in 32 is ten times as large in every step: the outlier channels of
     key caches, Liu et al. 2024, arXiv:2402.02750 (KIVI), and Hooper et al. 2024, arXiv:2401.18079.
     The first step's key is four times as large, an attention sink: Xiao et al. 2023,
-    arXiv:2309.17453. The papers are of softmax attention. The spread of the other channels, a
+    arXiv:2309.17453. The papers are about softmax attention. The spread of the other channels, a
     factor of e^0.4, is assumed.
     """
     import torch
@@ -274,7 +275,7 @@ def scale(
 ) -> dict[str, torch.Tensor]:
     """max(|y|, root of the sum of the terms' squares); see `root_sum_square_scale`."""
     squares = {name: x.square() for name, x in inputs.items()}
-    if "gout_dot_out" in squares:  # its term is subtracted; the squares must add
+    if "gout_dot_out" in squares:  # the definition subtracts this term, but the squares must add
         squares["gout_dot_out"] = -squares["gout_dot_out"]
     of_squares = {name: x**2 for name, x in scalars.items()}
     if pass_name == "forward":
@@ -286,11 +287,11 @@ def scale(
 
 
 def cost(pass_name: str, problem: Problem) -> Cost:
-    """Every tensor once; the algorithm with the fewest multiply-adds.
+    """Every tensor is moved once; the multiply-adds are those of the cheapest algorithm.
 
     Per head and step, the recurrence has 2 * E * M (forward) and 5 * E * M (backward). For a small
     T without states, the products of all pairs of steps are fewer. The chunked algorithm does the
-    recurrence's work and that of the pairs within chunks.
+    recurrence's work plus that of the pairs within chunks.
     """
     b, h, t, e, m = problem.shape(("B", "H", "T", "E", "M"))
     forward = pass_name == "forward"

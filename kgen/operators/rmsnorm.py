@@ -90,7 +90,7 @@ SIGNATURE = Signature(
 def definition(
     pass_name: str, inputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """The formulas of the operator's `doc`, as written there."""
+    """The formulas of the operator's `doc`, evaluated literally."""
     if pass_name == "backward":
         return _gradients(inputs, scalars)
     x = inputs["x"]
@@ -167,7 +167,7 @@ def make_inputs(
     inputs = {"x": x}
     if problem.dtype("w_dtype").itemsize:
         w = torch.randn(n, generator=generator, device=device, dtype=torch.float32) * 0.5 + 1.0
-        if pass_name == "forward":  # in a backward pass one NaN of w makes all of dx NaN
+        if pass_name == "forward":  # in the backward pass one NaN in w would make all of dx NaN
             w = _hard_weight(w, case, problem)
         inputs["w"] = w.to(getattr(torch, problem.dtype("w_dtype").torch))
     if pass_name == "backward":
@@ -199,8 +199,8 @@ def trained(
 
     One channel in 512 is 20 to 100 times as large in every row: outlier features, Dettmers et al.
     2022, arXiv:2208.07339. Two channels are 1000 times as large in one row of 512, that of a first
-    token: massive activations, Sun et al. 2024, arXiv:2402.17762 (of LLaMA2-7B the channels 1415
-    and 2533). How often they are is assumed; the papers count them for some models.
+    token: massive activations, Sun et al. 2024, arXiv:2402.17762 (in LLaMA2-7B the channels 1415
+    and 2533). Their frequency is assumed; the papers count them for some models.
     """
     import torch
 
@@ -223,11 +223,11 @@ def trained(
 def scale(
     pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """The magnitude that errors are relative to.
+    """The magnitude to which errors are relative.
 
-    Forward: the element itself, because nothing cancels after the sum. Gradients cancel: for dx the
-    sum of its terms' magnitudes, for dw the root of the sum of its terms' squares, the size of a
-    sum of independent terms.
+    Forward: the element itself, because nothing cancels after the sum. Terms of gradients cancel:
+    so for dx it is the sum of the terms' magnitudes, and for dw the root of the sum of the terms'
+    squares, the size of a sum of independent terms.
     """
     if pass_name == "forward":
         return {name: output.abs() for name, output in outputs.items()}

@@ -50,9 +50,9 @@ def definition(
 ) -> dict[str, torch.Tensor]:
     """out[b, c, t] = eps + sum over u <= t of w[c, T-1-(t-u)] * k[b, c, u], and its gradients.
 
-    No zero is multiplied by a NaN of a step that the output does not depend on. 16-bit inputs are
-    summed in fp32, and fp32 adds one term after the other, as a kernel does: the error of this sum
-    is the error that kernels are allowed. The order of float64 sums is irrelevant.
+    No zero is multiplied by a NaN of a step on which the output does not depend. 16-bit inputs are
+    summed in fp32, and fp32 adds one term after the other, as a kernel does: the bound on kernels
+    comes from the error of this sum. The order of float64 sums is irrelevant.
     """
     import torch
 
@@ -83,7 +83,7 @@ def _correlate(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _causal_by_taps(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """`_causal`, a pass over memory for each tap."""
+    """`_causal`, with one pass over memory per tap."""
     import torch
 
     y = torch.zeros_like(x)
@@ -94,7 +94,7 @@ def _causal_by_taps(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _correlate_by_steps(g: torch.Tensor, x: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """`_correlate`, a pass over memory for each step t >= first."""
+    """`_correlate`, with one pass over memory per step t >= first."""
     steps = x.shape[-1]
     y = x.new_zeros(x.shape[1:])
     for t in range(first, steps):
@@ -110,7 +110,7 @@ _SIDE = 32
 
 
 def _causal_by_tiles(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """`_causal`, a matrix product for each gap between tiles; see `_SIDE`."""
+    """`_causal`, with a matrix product for each gap between tiles; see `_SIDE`."""
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
 
     batch, channels, steps = x.shape
@@ -129,7 +129,7 @@ def _causal_by_tiles(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _correlate_by_tiles(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """`_correlate`, a matrix product for each gap between tiles; see `_SIDE`."""
+    """`_correlate`, with a matrix product for each gap between tiles; see `_SIDE`."""
     steps = x.shape[-1]
     tiles = steps // _SIDE
     whole = tiles * _SIDE
@@ -148,7 +148,7 @@ def _correlate_by_tiles(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _tiled(x: torch.Tensor) -> torch.Tensor:
-    """[B, C, tiles * _SIDE] -> [C, tiles, B, _SIDE], contiguous, so that consecutive tiles are a
+    """[B, C, tiles * _SIDE] -> [C, tiles, B, _SIDE], contiguous, so that consecutive tiles form a
     matrix.
     """
     batch, channels, steps = x.shape
@@ -163,7 +163,8 @@ def _singly(tiles: torch.Tensor) -> torch.Tensor:
 def _antidiagonals(squares: torch.Tensor) -> torch.Tensor:
     """[C, S, S] -> [C, 2 S - 1]: sums of the elements with i + j = 0, 1 .. 2 S - 2.
 
-    Rows of 2 S, read as rows of 2 S - 1, move by one each: row i begins in column i.
+    If rows of 2 S elements are read as rows of 2 S - 1, each row is shifted by one more element:
+    row i begins in column i.
     """
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
 
@@ -225,7 +226,7 @@ def make_inputs(
 def trained(
     pass_name: str, problem: Problem, inputs: Tensors, generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """w and k of RWKV's time mixing, for which the operator was written.
+    """w and k as in RWKV's time mixing, for which the operator was written.
 
     w[c, T-1] = exp(first_c) and w[c, T-1-d] = exp(-(d - 1) exp(decay_c)): the filters of
     https://github.com/BlinkDL/RWKV-LM, RWKV-v3/src/model.py, with the decay of its initialisation,
@@ -327,7 +328,8 @@ def peers(pass_name: str) -> dict[str, Peer]:
 
 
 def _spectrum(x: torch.Tensor) -> torch.Tensor:
-    """Transform with as many zeros again, so that the end does not wrap around; in fp32."""
+    """The Fourier transform in fp32, zero-padded to twice the length, so that nothing wraps around.
+    """
     import torch
 
     spectrum: torch.Tensor = torch.fft.rfft(x.float(), n=2 * x.shape[-1])

@@ -110,16 +110,19 @@ the maximum; both agree for such losses."""
 def make_inputs(
     pass_name: str, problem: Problem, case: str, generator: torch.Generator, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Draw; the case decides scale, keys, decays and special values.
+    """Draw the inputs; the case decides scale, keys, decays and special values.
 
-    Log decays are those that RWKV-4 starts from, -0.007 to -20, keys of a few units. `tiny` and
-    `huge` scale v and gy by 1e-4 and 1e4 (fp16: 1e2). `large_keys` has keys of hundreds, whose
-    exponentials fp32 does not hold: one step outweighs all others. `far_exponents` has keys and an
-    initial max of 50, a key in 16 of -1000, and u from 10 to 30. `rising` and `falling` let k grow
-    or fall by 1 per step, so that the maximum moves at every step, or never. `alternating` makes
-    neighbouring terms cancel. `extreme_decay` has log decays from 0 to -inf, `no_decay` 0 alone.
-    `nonfinite` plants NaN in k, v and gy, and forward an Inf in the last v: whether an earlier one
-    meets a weight that rounded to 0 would depend on the algorithm.
+    Log decays are those of RWKV-4's initialisation, -0.007 to -20; keys are of a few units. `tiny`
+    and `huge` scale v and gy by 1e-4 and 1e4 (fp16: 1e2). `large_keys` has keys of hundreds, whose
+    exponentials overflow fp32: one step outweighs all others. `far_exponents` has keys and an
+    initial max of 50, one key in 16 of -1000, and u from 10 to 30. `rising` and `falling` let k
+    grow or fall by 1 per step, so that the maximum changes at every step, or never. `alternating`
+    makes neighbouring terms cancel. `extreme_decay` has log decays from 0 to -inf, `no_decay` only
+    0.
+
+    `nonfinite` plants a NaN in k, v and gy, and in the forward pass an Inf in the last v: for an
+    Inf in an earlier step, the result would depend on whether an algorithm multiplies it by a
+    weight that has been rounded to 0.
     """
     import torch
 
@@ -182,10 +185,11 @@ def make_inputs(
 
 
 def cost(pass_name: str, problem: Problem) -> Cost:
-    """Every tensor once: forward k, v and y, backward gy, k, v, gk and gv.
+    """Every tensor is moved once: forward k, v and y; backward gy, k, v, gk and gv.
 
-    Published backward kernels move a sixth [B, T, C], y, which can be computed again. Operations:
-    a multiply-add by numerator and denominator for each term, the exponentials not counted.
+    Published backward kernels move a sixth tensor [B, T, C], y, which can be recomputed. The
+    operations are a multiply-add each for numerator and denominator per term; exponentials are not
+    counted.
     """
     b, t, c = problem.shape(_STEPS)
     moved = moved_bytes(SIGNATURE.pass_named(pass_name), problem)

@@ -1,4 +1,4 @@
-"""Decoding of RWKV-5: wkv5 of a few steps, the states of a pool updated in place."""
+"""Decoding with RWKV-5: wkv5 of a few steps, with states in a pool that are updated in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RWKV-7: the generalised delta rule. A transition that is diagonal plus rank one."""
+"""RWKV-7: the generalised delta rule, with a transition matrix that is diagonal plus rank one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Tensors = Mapping[str, torch.Tensor]
 
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
-# Share of exp (2 ulp) in the error that a result may have (5 ulp).
+# The error of exp (2 ulp) over the error that a result may have (5 ulp).
 _EXP_SHARE = 0.4
 
 _DOC = """\
@@ -47,15 +47,17 @@ def scale(
 ) -> dict[str, torch.Tensor]:
     """max(|y|, root of the sum of the terms' squares): the recurrence on squares.
 
-    sa and gsa there are of the terms that they have, not of sums of squares in turn. A step
-    replaces what is stored under a key by a cancellation, and sums of squares, which lack it, would
-    grow exponentially where nothing decays.
+    In the recurrence on squares, sa and gsa are given: the squares of their own magnitudes, not
+    sums of squares over the squared states. A step replaces the value that is stored under a key,
+    by cancellation; sums of squares, in which nothing cancels, would grow exponentially where
+    nothing decays.
 
-    Raw w: the exponent exp(w) has an error that grows with it, and gw has the decay as a factor.
-    In the other outputs a decay that strong is negligible beside terms that have not decayed.
+    With raw w, the decay is exp(-exp(w)): the error of its exponent grows with exp(w), and gw has
+    the decay as a factor. In the other outputs, a term with such a strong decay is negligible
+    beside terms that have not decayed.
 
-    This is the one of wkv7_decode, whose committed rows depend on its source; wkv7 itself has
-    that of `_wkv7_chunks`, which is the same.
+    This function is the scale of wkv7_decode, whose committed rows depend on its source. wkv7 uses
+    the same formula in `_wkv7_chunks`.
     """
     decay, slope = decays(inputs["w"], scalars)
     x = {n: y for n, y in inputs.items() if n != "w"} | {"decay": decay}
@@ -73,11 +75,12 @@ def scale(
 
 
 def cost(pass_name: str, problem: Problem) -> Cost:
-    """Every tensor once; of the known forms the one with the fewest multiply-adds.
+    """Every tensor is moved once; among the known algorithms, the fewest multiply-adds count.
 
-    Per head and step the chunked form has products of K * V: forward S with a and r, and S of k
-    and b; backward those of S with a, g and gsa, S of k and b, G with b, k, v and sa, and G of r
-    and a. A few steps without states are fewer as products of pairs of steps.
+    Per head and step, the chunked algorithm has products of K * V multiply-adds. Forward: S times a
+    and r, and the updates of S by k and b. Backward: S times a, g and gsa, the updates of S by k
+    and b, G times b, k, v and sa, and the updates of G by r and a. For a few steps without states,
+    products of all pairs of steps are fewer.
     """
     moved = moved_bytes(SIGNATURE.pass_named(pass_name), problem)
     b, n, t, h, k, v = problem.shape(("B", "N", "T", "H", "K", "V"))
@@ -85,7 +88,7 @@ def cost(pass_name: str, problem: Problem) -> Cost:
     adds = (4 if forward else 11) * t * k * v
     states = ("initial_state_dtype", "final_state_dtype")
     if not any(problem.dtype(field).itemsize for field in states):
-        length = b * t // max(n, 1)  # pairs are fewest if all sequences are of one length
+        length = b * t // max(n, 1)  # pairs are fewest if all sequences are equally long
         pairs, earlier = t * (length + 1) // 2, t * max(length - 1, 0) // 2
         each = k + v if forward else 3 * k + 2 * v
         adds = min(adds, (pairs + 3 * earlier) * each)

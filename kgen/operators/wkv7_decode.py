@@ -1,4 +1,4 @@
-"""Decoding of RWKV-7: wkv7 of a few steps, the states of a pool updated in place."""
+"""Decoding with RWKV-7: wkv7 of a few steps, with states in a pool that are updated in place."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def definition(
 def scale(
     pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """As of wkv7."""
+    """The scale of wkv7; see `kgen.operators._decode.scaled`."""
     return scaled(recurrence_scale, inputs, outputs, scalars)
 
 
@@ -80,13 +80,13 @@ def make_inputs(
     generator: torch.Generator,
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
-    """Draw as for wkv7; `drawn_slots` has the cases of slots."""
+    """Draw inputs as for wkv7; `drawn_slots` has the cases of slots."""
     rows = make_rows(pass_name, whole_problem(problem), case, generator, device)
     return rows | drawn_slots(problem, case, generator, device)
 
 
 def cost(pass_name: str, problem: Problem) -> Cost:
-    """Every row once, and the states that the call uses read and written once."""
+    """The work of moving every row once, and of reading and writing the used states once."""
     return pooled.least_work(SIGNATURE, 5, problem)
 
 

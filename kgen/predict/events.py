@@ -30,7 +30,7 @@ class PassStarted:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A problem whose row of this GPU is measured: nothing is predicted."""
+    """A problem is skipped, because it has a measured row of this GPU."""
 
     pass_name: str
     problem: Problem

@@ -1,10 +1,10 @@
-"""Features of a config that need no run: numbers for the models.
+"""Numeric features of a config for the models; they need no run.
 
-Two sets. Of a config that is not compiled: its parameters, the named expressions of its variant,
-its launches and the problem. Of one that is compiled also registers, spills, static shared memory,
-and what follows from them: resident blocks, occupancy and waves.
+There are two sets. Without compilation: parameters, the named expressions of the variant, launches
+and the problem. After compilation also: registers, spills, static shared memory, and the numbers
+that follow from them: resident CTAs, occupancy and waves.
 
-Trees compare one feature at a time, so ratios that matter are features of their own.
+Trees compare one feature at a time, so ratios that matter are separate features.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from kgen.model.space import Variant
 from kgen.operators.base import Operator
 
 COPY_SHARE = 0.89
-"""Of the peak bandwidth that a device copy reaches: 4282 of 4800 GB/s on an H200."""
+"""Share of the peak bandwidth that a device copy reaches: 4282 of 4800 GB/s on an H200."""
 _WARP = 32
-_REGISTERS_PER_WARP = 256  # registers are allocated in such portions
-_RESERVED_SMEM = 1024  # of each block, from compute capability 8.0 on
+_REGISTERS_PER_WARP = 256  # registers are allocated to warps in units of 256
+_RESERVED_SMEM = 1024  # bytes that each CTA reserves, from compute capability 8.0 on
 
 
 def floor_of(operator: Operator, pass_name: str, problem: Problem, gpu: GpuProfile) -> float:
-    """The least possible time of a call by the profile's rates, microseconds."""
+    """The lower limit on the time of a call by the profile's rates, microseconds."""
     cost = operator.cost(pass_name, problem)
     return floor_us(cost, COPY_SHARE * gpu.bandwidth_gbps, rate_tflops(cost, gpu))
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The occupancy of a launch: blocks per SM, warps per SM, waves.
+    """The occupancy of a launch.
 
     Attributes:
-        blocks_per_sm: Blocks that an SM holds at once; 0: the launch does not fit.
-        occupancy: Resident threads over the most, 0 to 1.
-        waves: Blocks of the grid over the blocks that the GPU holds at once.
+        blocks_per_sm: CTAs that an SM holds at once; 0: the launch does not fit.
+        occupancy: Resident threads over the SM's maximum, 0 to 1.
+        waves: CTAs of the grid over the CTAs that the GPU holds at once.
     """
 
     blocks_per_sm: int
@@ -56,7 +56,7 @@ def residency(launch: Launch, used: Resources | None, gpu: GpuProfile) -> Reside
 
     Args:
         launch: The launch.
-        used: Its kernel's resources; None: only threads and dynamic shared memory count.
+        used: The resources of its kernel; None: only threads and dynamic shared memory count.
         gpu: The GPU.
     """
     warps = math.ceil(launch.threads / _WARP)
@@ -130,7 +130,7 @@ class Featurizer:
             try:
                 found |= _of_value(f"let_{name}", env[name])
             except ExprError:
-                continue  # it has no value for this config: a division by 0, say
+                continue  # no value for this config, for example because of a division by 0
         return found
 
 
@@ -178,11 +178,12 @@ def _of_plan(
 def _of_use(
     launch: Launch, fill: Residency, gpu: GpuProfile
 ) -> Iterator[tuple[str, float]]:
-    """How a grid uses the SMs; a grid smaller than a wave does not reach its occupancy."""
+    """Features of a grid's use of the SMs; a grid of less than a wave does not reach its occupancy.
+    """
     per_sm = math.prod(launch.grid) / gpu.sm_count
     active = min(fill.blocks_per_sm, math.ceil(per_sm))
     yield "log_per_sm", math.log2(per_sm)
-    yield "balance", per_sm / math.ceil(per_sm)  # mean blocks of an SM over the most of one
+    yield "balance", per_sm / math.ceil(per_sm)  # mean number of CTAs per SM over the maximum
     yield "log_active_warps", _log(active * math.ceil(launch.threads / _WARP))
     yield "log_rounds", math.log2(max(1, math.ceil(fill.waves)))
 
@@ -190,7 +191,7 @@ def _of_use(
 def _of_others(
     launches: Sequence[Launch], used: Mapping[str, Resources] | None, gpu: GpuProfile
 ) -> Iterator[tuple[str, float]]:
-    """The launches besides the main one, which run one after the other."""
+    """Features of the launches other than the main one; all launches run one after the other."""
     known = {} if used is None else used
     fills = [residency(one, known.get(one.kernel), gpu) for one in launches]
     yield "log_other_rounds", _log(sum(math.ceil(one.waves) for one in fills))

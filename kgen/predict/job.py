@@ -35,12 +35,12 @@ from kgen.tune.resources import resource_refusal
 from kgen.worker import Setup, TrialOutcome
 
 MOST_PROOFS = 5
-"""Configs of a problem that get host runs, until one goes well."""
+"""Most configs of a problem that get host runs; the first that passes is published."""
 
 
 @dataclass(frozen=True)
 class _Built:
-    """A compiled config that may run."""
+    """A compiled config that is not refused."""
 
     variant: Variant
     config: Config
@@ -50,9 +50,9 @@ class _Built:
 
 
 def predict(request: PredictRequest) -> Generator[PredictEvent, None, None]:
-    """Predict a row for each problem, and publish it as soon as its host runs went well.
+    """Predict a row for each problem, and publish it as soon as its host runs have passed.
 
-    A problem whose row of this GPU is measured is skipped.
+    A problem with a measured row of this GPU is skipped.
 
     Yields:
         The events of `kgen.predict.events`. A caller that stops reading early must `close` the
@@ -136,7 +136,7 @@ class _ProblemPrediction:
         self._refused: list[str] = []
 
     def run(self) -> Iterator[PredictEvent]:
-        """Rank, compile, rank again, prove, publish."""
+        """Rank, compile, rank again, verify, publish."""
         pass_name, problem = self._session.pass_name, self._problem
         chosen = self._to_compile()
         yield Compiling(pass_name, problem, len(self._feasible.configs), len(chosen))
@@ -168,7 +168,7 @@ class _ProblemPrediction:
         )
 
     def _to_compile(self) -> list[Config]:
-        """The most promising configs, and the best one of each variant but the safe one."""
+        """The most promising configs, and the best config of each variant except the safe one."""
         configs = self._feasible.configs
         variants = {v.name: v for v in self._request.entry.space.of_pass(self._session.pass_name)}
         rows = [self._features.of(variants[c.variant], c, None) for c in configs]
@@ -182,7 +182,7 @@ class _ProblemPrediction:
         return list(dict.fromkeys([*head, *order]))[:most]
 
     def _built(self, configs: Sequence[Config]) -> list[_Built]:
-        """Compile; note why a config may not run."""
+        """Compile configs; record the reason for each that may not run."""
         session, problem = self._session, self._problem
         sources = [session.render(config, problem) for config in configs]
         builds = [session.build(rendered) for rendered in sources]
@@ -204,9 +204,9 @@ class _ProblemPrediction:
         return found
 
     def _recorded(self, found: _Built, run: HostRunResult) -> Record | None:
-        """Write a certificate down; None if the host runs found a fault or were not made.
+        """Record a certificate; None if the host runs found a fault or were not made.
 
-        On a GPU a certificate may lack host runs. Here there would be nothing else.
+        A certificate of a GPU may lack host runs; here they are the only verification.
         """
         if run.missing and not run.fault:
             self._refuse(found.config, run.missing)
@@ -238,7 +238,7 @@ class _ProblemPrediction:
 def _row_key(
     pass_name: str, problem: Problem
 ) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
-    """As `RowState.problem`."""
+    """The key of a row, as `RowState.problem`."""
     return (pass_name, tuple(v for _, v in problem.dtypes), tuple(v for _, v in problem.dims))
 
 

@@ -1,11 +1,11 @@
 """Evaluate models on recorded searches: leave one problem out, choose, compare with its best time.
 
-A model learns from all searched problems of a pass but one, and chooses a config of that one. Where
-several GPUs have records, it also learns without all records of the problem's GPU. The loss of a
-choice is its measured time over the least measured time of the problem, minus 1.
+A model learns from all searched problems of a pass except one, and chooses a config for that one.
+If several GPUs have records, there is a second evaluation without all records of the problem's GPU.
+The loss of a choice is its measured time over the shortest measured time of the problem, minus 1.
 
-No time of the problem that is left out reaches the model: finals repeat the times of a search, so
-they are not read at all.
+The model sees no time of the left-out problem. Finals repeat the measurements of a search, so they
+are not read at all.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from kgen.search.feasible import enumerate_feasible
 
 PROBLEM, GPU = "problem", "GPU"
 LEAST_CONFIGS = 15
-"""Measured configs of a problem to judge on: with fewer, the best of them says little."""
+"""Fewest measured configs of a problem on which a model is judged; with fewer, the best of them
+says little."""
 BARS = {PROBLEM: (0.10, 0.35), GPU: (0.15, 0.50)}
-"""Losses that the median and the worst choice should not exceed, by what is left out."""
+"""(median loss, worst loss) that choices should not exceed, by what is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,12 @@ class Choice:
 
     Attributes:
         problem: The problem.
-        gpu: The GPU that it was measured on.
-        measured: Its measured configs.
-        loss: The loss of the choice among these, whose registers and spills are known.
-        feasible: Its feasible configs.
+        gpu: The GPU on which it was measured.
+        measured: Number of its measured configs.
+        loss: The loss of the choice among the measured configs, with known registers and spills.
+        feasible: Number of its feasible configs.
         free_loss: The loss of the choice among all feasible configs, without compiling them; None
-            if that config was not measured.
+            if the chosen config was not measured.
         level: Estimated time of the best config over its measured time.
     """
 
@@ -60,10 +61,11 @@ class Judgement:
     Attributes:
         operator: The operator.
         pass_name: `forward` or `backward`.
-        model: Its name.
+        model: The model's name.
         left_out: `problem`, or `GPU`: all problems of the GPU were left out at once.
-        gpus: Whose records there are.
-        too_small: Problems with fewer than `LEAST_CONFIGS` measured configs, which only teach.
+        gpus: The GPUs with records.
+        too_small: Number of problems with fewer than `LEAST_CONFIGS` measured configs, which are
+            used for learning but not judged.
         choices: One for each problem that was left out.
     """
 
@@ -95,9 +97,10 @@ def judge(
         entry: The operator.
         passes: Names of passes.
         library: Folder of the library that has the records.
-        relatives: Operators of its family; their problems teach, and are not judged.
+        relatives: Operators of its family; their problems are used for learning but not judged.
         models: Names of models.
-        processes: Problems that are left out at once, each in a process; the results are the same.
+        processes: Number of processes, each of which leaves out one problem at a time; it does not
+            change the results.
     Raises:
         StorageError, RecordError: If a journal cannot be read.
     """
@@ -123,7 +126,8 @@ def judge(
 
 @dataclass(frozen=True)
 class _Bench:
-    """What a problem that is left out is judged with: all searches, and (model, what is left out).
+    """The data with which left-out problems are judged: all searches, and pairs of a model and
+    what is left out.
     """
 
     entry: Entry
@@ -131,7 +135,7 @@ class _Bench:
     cases: tuple[tuple[str, str], ...]
 
     def choices(self, left_out: TrainingSearch) -> list[Choice]:
-        """The choices of each case. Features of feasible configs are computed once for all."""
+        """The choices of all cases; the features of feasible configs are computed once."""
         searched = left_out.searched
         pass_ = self.entry.operator.signature.pass_named(searched.pass_name)
         configs = enumerate_feasible(
@@ -172,7 +176,8 @@ def _choices_of_all(
     """The choices of each problem, in order."""
     if processes < 2:
         return [bench.choices(one) for one in judged]
-    # A fork has the bench without a copy; cost functions of some operators cannot be pickled.
+    # A forked process has the bench without copying; some operators' cost functions cannot be
+    # pickled.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(
         min(processes, len(judged)), context, initializer=_set_bench, initargs=(bench, judged)
@@ -217,8 +222,10 @@ def print_judgements(found: Sequence[Judgement]) -> str:
 
 
 def _sections(found: Sequence[Judgement]) -> Iterator[tuple[str, str, list[Judgement]]]:
-    """The parts of the table: title, what is left out, judgements. Each GPU has its own, because
-    one of two GPUs may have far fewer records to learn from.
+    """The parts of the table: title, what is left out, judgements.
+
+    If a GPU is left out, each GPU has its own part, because one of two GPUs may have far fewer
+    records to learn from.
     """
     if some := [one for one in found if one.left_out == PROBLEM]:
         yield "leave one problem out", PROBLEM, some

@@ -1,9 +1,9 @@
-"""Models that order configs by features: each learns from searched problems of one pass.
+"""Models that order configs by features; each learns from the searched problems of one pass.
 
-A model predicts two things of a config, both as natural logarithms: its slowdown, its time over the
-best of its problem; and its excess, its time over the floor. The first separates configs and knows
-nothing of the problem's level; the second links problems that a floor explains. Configs are ordered
-by the mean of both.
+A model predicts two natural logarithms for a config: the slowdown, its time over the best time of
+the problem; and the excess, its time over the problem's floor. The slowdown separates the configs
+of a problem, independent of the problem's absolute time. The excess relates problems whose times
+are explained by the floor. Configs are ordered by the mean of both.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Features = Mapping[str, float]
 Predict = Callable[[Floats], Floats]  # [n, F] standard scores -> [n]
 Fit = Callable[[Floats, Floats, Floats], Predict]  # standard scores, [n] targets, [n] weights
 
-_RIDGE = 10.0  # rows of value 0 that each coefficient is thought to have
-_GP_NOISE = 0.05  # variance of an observation, of a target of unit variance
-_FARTHEST = 6.0  # standard scores: a feature far outside of what was seen extrapolates no further
-_MOST_ROWS = 1200  # of a Gaussian process, whose time grows with the third power
-_BATCH = 2000  # configs that a Gaussian process predicts at once, for the memory
+_RIDGE = 10.0  # number of virtual rows of value 0 for each coefficient
+_GP_NOISE = 0.05  # variance of an observation, relative to a target of unit variance
+_FARTHEST = 6.0  # standard scores are clipped to this range, which limits extrapolation
+_MOST_ROWS = 1200  # most rows of a Gaussian process, whose time grows with their third power
+_BATCH = 2000  # configs that a Gaussian process predicts at once, to limit memory
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Training:
         rows: Features of each config.
         slowdown: [n] ln(time / best time of its problem).
         excess: [n] ln(time / floor of its problem).
-        weights: [n] of mean 1: how much a config counts.
+        weights: [n] weights of the configs, with a mean of 1.
     """
 
     rows: Sequence[Features]
@@ -46,14 +46,14 @@ class Training:
 
 
 class Fitted:
-    """A model that has learnt."""
+    """A fitted model."""
 
     def __init__(self, name: str, training: Training) -> None:
-        """Learn.
+        """Fit the model.
 
         Args:
             name: One of `MODELS`.
-            training: At least one config.
+            training: The training data, with at least one config.
         """
         self._columns = {
             column: place
@@ -69,7 +69,8 @@ class Fitted:
         self._excess = fit(scores, training.excess, training.weights)
 
     def order(self, rows: Sequence[Features]) -> Floats:
-        """Return [n] what configs of one problem are ordered by; the least is the best."""
+        """Return [n] the scores by which configs of one problem are ordered; the smallest is best.
+        """
         scores = self._scores(self._matrix(rows))
         out: Floats = self._slowdown(scores) + self._excess(scores)
         return out
@@ -101,7 +102,7 @@ def _fit_ridge(rows: Floats, y: Floats, weights: Floats) -> Predict:
 
 
 def _fit_gp(rows: Floats, y: Floats, weights: Floats) -> Predict:
-    # Its own distances already let near problems count for more.
+    # Weights only select rows: the process's distances already favour near problems.
     if len(y) > _MOST_ROWS:
         kept = np.sort(np.argsort(-weights, kind="stable")[:_MOST_ROWS])
         rows, y = rows[kept], y[kept]
@@ -109,7 +110,7 @@ def _fit_gp(rows: Floats, y: Floats, weights: Floats) -> Predict:
     covariance = matern52(squared_distances(rows / scale, rows / scale))
     covariance[np.diag_indices(len(y))] += _GP_NOISE
     mean, spread = float(y.mean()), float(y.std()) or 1.0
-    # Only means are wanted, so one system is solved, whatever the number of candidates.
+    # Only means are needed, so one linear system is solved, independent of the candidates.
     alpha = np.linalg.solve(covariance, (y - mean) / spread)
 
     def predict(at: Floats) -> Floats:
@@ -134,8 +135,8 @@ MODELS: Mapping[str, Fit] = {
     "gp": _fit_gp,
     "mixed": _fit_mixed,
 }
-"""By name: gradient-boosted trees, a linear model, a Gaussian process, and the mean of trees and
-process. docs/decisions/0038-predict.md says how the default was chosen.
+"""Models by name: gradient-boosted trees, a linear model, a Gaussian process, and the mean of trees
+and process. docs/decisions/0038-predict.md says how the default was chosen.
 """
 
 DEFAULT = "mixed"

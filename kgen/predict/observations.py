@@ -17,7 +17,7 @@ from kgen.model.record import Record, Resources
 from kgen.report.searches import searches_of
 from kgen.search.declared import as_declared
 
-_WARM = "warm L2"  # in a timing's protocol
+_WARM = "warm L2"  # part of the text of a timing's protocol
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Observation:
     Attributes:
         config: The config.
         resources: The compiler's report, by kernel.
-        median_us: The time of the search's trial. Finals repeat some configs beside their peers;
+        median_us: The time in the search's trial. Finals time some configs again, next to peers;
             those times are not used, because they would mix two protocols.
     """
 
@@ -43,7 +43,7 @@ class Searched:
     Attributes:
         operator: The operator.
         pass_name: `forward` or `backward`.
-        gpu: The GPU that they were timed on.
+        gpu: The GPU on which they were timed.
         problem: The problem.
         observations: One for each config, in the order of their first trial.
     """
@@ -56,15 +56,15 @@ class Searched:
 
     @property
     def best_us(self) -> float:
-        """The least time."""
+        """The shortest time."""
         return min(o.median_us for o in self.observations)
 
 
 def read_searches(entry: Entry, library: Path) -> list[Searched]:
     """Read every journal of an operator in a library.
 
-    Journals of the CPU say nothing of a GPU, and are left out. So are records of problems and of
-    variants that the operator does not have any more, and times that were taken with a warm L2.
+    Journals of the CPU are left out, as are times with a warm L2, and records of problems and
+    variants that the operator no longer has.
 
     Args:
         entry: The operator with its space.
@@ -78,7 +78,7 @@ def read_searches(entry: Entry, library: Path) -> list[Searched]:
         try:
             gpu = profile_named(path.name.removesuffix(".trials.jsonl"))
         except GpuError:
-            continue  # of a profile that this installation does not have
+            continue  # this installation does not have the GPU's profile
         if not gpu.is_host:
             found += _searched(entry, gpu, Journal(path).read())
     return found
@@ -92,7 +92,7 @@ def _searched(
             problem = parse_problem(text, entry.operator.signature)
         except KgenError:
             continue
-        # A later trial of a config replaces an earlier one: its code may have changed.
+        # A later trial of a config replaces an earlier one, as the code may have changed.
         newest: dict[Config, Observation] = {}
         for record in search.timed:
             config = as_declared(entry, pass_name, record.config)

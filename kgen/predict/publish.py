@@ -38,15 +38,15 @@ class Choice:
         problem: The problem.
         variant: The variant of the config.
         config: The config.
-        rendered: Its source.
-        artifact: Its module for the GPU.
-        record: Its certificate, without a time.
-        run: Its host runs.
-        predicted_us: The model's estimate of its time.
+        rendered: The config's source.
+        artifact: The built module for the GPU.
+        record: The certificate, without a time.
+        run: The host runs.
+        predicted_us: The model's estimate of the time.
         floor_us: The problem's floor.
-        feasible: Configs that the rules allow.
-        compiled: Configs that were compiled.
-        refused: Why others could not be chosen, by label.
+        feasible: Number of configs that the rules allow.
+        compiled: Number of configs that were compiled.
+        refused: Why other configs could not be chosen, by label.
     """
 
     problem: Problem
@@ -71,7 +71,7 @@ def publish(
     Returns:
         The report's entry, and its file.
     Raises:
-        StorageError: If something cannot be written; what stood there before stays whole.
+        StorageError: If a file cannot be written; the earlier files then stay intact.
     """
     operator = request.entry.operator
     us = choice.predicted_us

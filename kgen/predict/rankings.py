@@ -25,14 +25,14 @@ from kgen.runtime.problems import contiguous_call
 from kgen.runtime.ranking import Ranking, Tree, Winner, features_of
 
 GROWTH = Growth(trees=150, depth=4, rate=0.1, ridge=10.0)
-LEAST_CONFIGS = 3  # of a problem that teaches
-LEAST_RIVALS = 2  # configs of a search that has a winner
-LEAST_PROBLEMS = 5  # with those of its family; no model was judged that learnt from fewer
-_SLOWEST = math.log(4)  # slower configs are only known to be slow
-_FADE = 0.5  # ln(slowdown) at which a config counts 1/e of the best one
-_LEAST_WEIGHT = 0.1  # of a slow config
-_MOST_WEIGHT = 60.0  # of all configs of a problem together
-_DIGITS = 5  # of each number that is written
+LEAST_CONFIGS = 3  # fewest configs of a problem that is used for learning
+LEAST_RIVALS = 2  # fewest configs of a search whose fastest config counts as a winner
+LEAST_PROBLEMS = 5  # fewest problems, including the family's; models from fewer were not judged
+_SLOWEST = math.log(4)  # ln(slowdown) is clipped here: slower configs only count as slow
+_FADE = 0.5  # ln(slowdown) at which a config's weight is 1/e of the best config's
+_LEAST_WEIGHT = 0.1  # added to every weight, so that slow configs count, too
+_MOST_WEIGHT = 60.0  # largest weight of all configs of a problem together
+_DIGITS = 5  # digits of each number that is written
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Sample:
     Attributes:
         operator: The operator.
         problem: The problem.
-        configs: The configs, as rows spell them.
+        configs: The configs, as they are written in rows.
         features: The features of each config.
-        slowdowns: [n] ln(time / least time of the problem).
+        slowdowns: [n] ln(time / shortest time of the problem).
     """
 
     operator: str
@@ -60,11 +60,11 @@ def rankings(
     """Learn the models of an operator.
 
     Args:
-        library: Has the records, and the families that evaluate features.
-        catalogue: Has the operators of its family.
+        library: The library with the records, and with the families that evaluate features.
+        catalogue: The catalogue, which has the other operators of the family.
         entry: The operator.
     Returns:
-        By GPU and pass; without those that too few problems were searched for.
+        The models by GPU and pass; those with too few searched problems are left out.
     """
     found: dict[str, dict[str, Ranking]] = {}
     for gpu in library.tuned(entry.operator.name):
@@ -80,20 +80,20 @@ def rankings(
 def samples(
     library: LoadedLibrary, catalogue: Catalogue, entry: Entry, pass_name: str, gpu: Any
 ) -> list[Sample]:
-    """Read what was recorded of a pass of an operator and of the others of its family.
+    """Read the recorded searches of a pass, of an operator and the others of its family.
 
-    Of the searches on the GPU itself and on others of its architecture. A sample has times relative
-    to the best of its problem, and these are much alike on an H100 and an H200.
+    The searches are those on the GPU itself and on other GPUs of its architecture. A sample has
+    times relative to the best time of its problem; on an H100 and an H200 these are very similar.
 
     Args:
-        library: Has the records.
-        catalogue: Has the operators of its family.
+        library: The library with the records.
+        catalogue: The catalogue, which has the other operators of the family.
         entry: The operator.
         pass_name: `forward` or `backward`.
-        gpu: As the library has it.
+        gpu: The GPU, as an object of the library.
     """
     found: list[Sample] = []
-    # In one order for all operators of a family, so that they learn the same model.
+    # The order is the same for all operators of a family, so that they learn the same model.
     for each in sorted((entry, *relatives(catalogue, entry)), key=lambda e: e.operator.name):
         if (library.folder / each.operator.name / "families.py").exists():
             searches = sorted(read_searches(each, library.folder.parent),
@@ -107,7 +107,7 @@ def samples(
 
 
 def _sample(library: LoadedLibrary, searched: Searched, gpu: Any) -> Iterator[Sample]:
-    """The sample of a problem; none if too few of its configs are ones of a family."""
+    """The sample of a problem; none if too few of its configs belong to families."""
     passed = library.passed(searched.operator, searched.pass_name)
     families = passed.tables.families()
     dims, choices = dict(searched.problem.dims), dict(searched.problem.dtypes)
@@ -129,10 +129,11 @@ def _sample(library: LoadedLibrary, searched: Searched, gpu: Any) -> Iterator[Sa
 
 
 def ranking_from(known: Sequence[Sample], growth: Growth = GROWTH) -> Ranking:
-    """Learn a model; a problem counts by its number of configs, and fast configs count more.
+    """Learn a model. The weight of a problem grows with its number of configs; fast configs weigh
+    more.
 
-    The fastest config of each problem is a winner. Of searches of one problem the last counts:
-    samples of the GPU itself follow those of others.
+    The fastest config of each problem is a winner. If a problem has several searches, the last one
+    counts: samples of the GPU itself come after those of other GPUs.
     """
     winners = {(one.operator, one.problem): _winner(one) for one in known}
     known = [one for one in known if len(one.configs) >= LEAST_CONFIGS]
@@ -163,7 +164,7 @@ def _weights(slowdowns: Floats) -> Floats:
 def _as_ranking(
     fitted: Ensemble, names: Sequence[str], problems: int, winners: Iterable[Winner]
 ) -> Ranking:
-    """Write an ensemble as the library has it. Thresholds keep all digits."""
+    """Convert an ensemble to the library's type. Thresholds keep all digits."""
     trees = tuple(
         Tree(tuple(names[place] for place in tree.features.tolist()),
              tuple(tree.thresholds.tolist()),

@@ -13,7 +13,7 @@ from kgen.model.problem import Problem
 from kgen.predict.models import DEFAULT
 
 DEFAULT_COMPILED = 24
-"""Configs that are compiled for each problem: 24 times 0.5 to 2 s of compilation."""
+"""Configs that are compiled for each problem; each takes 0.5 to 2 s."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class PredictRequest:
 
     Attributes:
         entry: The operator with its space and templates.
-        problems: By pass.
+        problems: The problems by pass.
         gpu: Profile of the GPU; it need not be in this machine.
-        compiler: Cross-compiles for the GPU.
+        compiler: A compiler for the GPU.
         out: Folder of the library.
         reports: The operator's folder of reports in that library.
-        relatives: Other operators of its family, whose searches count as well.
+        relatives: Other operators of its family, from whose searches the model learns as well.
         libraries: Folders of libraries whose recorded searches the model learns from.
         paths: The `--path` folders, for the workers.
         seed: The seed of the inputs of host runs.
@@ -50,5 +50,5 @@ class PredictRequest:
 
     @property
     def journal(self) -> Path:
-        """The file for the certificates, which are not in the journal of measured trials."""
+        """The file of the certificates, which is separate from the journal of measured trials."""
         return self.reports / "predicted" / f"{self.gpu.name}.jsonl"

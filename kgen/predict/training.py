@@ -21,15 +21,16 @@ from kgen.runtime.distance import problem_distance
 from kgen.runtime.signature import PassSignature
 
 NEIGHBOURS = 3
-"""Searched problems whose share of the floor gives the level of a predicted time."""
+"""Number of nearest searched problems whose ratio of time to floor sets a predicted time."""
 NEARNESS = 4.0
-"""Distance at which a searched problem counts 1/e; 0.7 is a factor of two in one extent."""
-FAR = 1e-3  # what the farthest problem counts
+"""Distance at which a searched problem has the weight 1/e; a factor of two in one extent is a
+distance of 0.7."""
+FAR = 1e-3  # added to every weight, so that even the farthest problem counts
 
 
 @dataclass(frozen=True)
 class TrainingSearch:
-    """A recorded search of a problem, with the features of its configs, to fit a model to.
+    """A recorded search of a problem, with the features of its configs, as training data.
 
     Attributes:
         searched: The problem and the measured configs.
@@ -58,7 +59,7 @@ def training_search(entry: Entry, searched: Searched) -> TrainingSearch:
     for seen in searched.observations:
         variant = entry.space.variant(searched.pass_name, seen.config.variant)
         bare.append(features.of(variant, seen.config, None))
-        # A record of a time before resources were written down counts as not compiled.
+        # A record from before resources were recorded counts as not compiled.
         compiled.append(features.of(variant, seen.config, seen.resources or None))
     return TrainingSearch(
         searched,
@@ -72,7 +73,7 @@ def training_search(entry: Entry, searched: Searched) -> TrainingSearch:
 def relatives(catalogue: Catalogue, entry: Entry) -> tuple[Entry, ...]:
     """The other operators of an entry's family whose problems have the same fields.
 
-    They share variants and templates, so their searches tell of the same configs.
+    They share variants and templates, so their searches contain the same configs.
     """
     if not entry.space.family:
         return ()
@@ -105,12 +106,12 @@ def read_training_searches(
 def training(
     searches: Sequence[TrainingSearch], gaps: Sequence[float], *, compiled: bool
 ) -> Training:
-    """Join searches to one training set.
+    """Join searches into one training set.
 
     Args:
-        searches: At least one.
-        gaps: How far each is from the problem that a model is for.
-        compiled: Whether to use what only a compiler knows.
+        searches: The searches; at least one.
+        gaps: Distance of each search's problem from the problem to predict.
+        compiled: Whether to use the features that need compilation.
     """
     times = np.concatenate([one.times_us for one in searches])
     counts = [len(one.times_us) for one in searches]
@@ -126,25 +127,25 @@ def training(
 
 
 class Predictor:
-    """A model for one problem of one pass, which has learnt from searches about others."""
+    """A model for one problem of one pass, which learns from searches of other problems."""
 
     def __init__(
         self, name: str, entry: Entry, problem: Problem, searches: Sequence[TrainingSearch]
     ) -> None:
-        """Prepare; the first `order` learns.
+        """Prepare; the first call of `order` fits the model.
 
         Args:
             name: The name of the model, one of `MODELS`.
             entry: The operator.
             problem: The problem to predict for.
-            searches: At least one.
+            searches: The searches to learn from; at least one.
         """
         self._name, self._searches = name, tuple(searches)
         self._gaps = [problem_gap(entry, one.searched, problem) for one in searches]
         self._fitted: dict[bool, Fitted] = {}
 
     def order(self, rows: Sequence[Features], *, compiled: bool) -> list[int]:
-        """Return the places of configs of the problem, the most promising first."""
+        """Return the indices of configs of the problem, the most promising first."""
         if compiled not in self._fitted:
             self._fitted[compiled] = Fitted(
                 self._name, training(self._searches, self._gaps, compiled=compiled)
@@ -155,8 +156,8 @@ class Predictor:
     def best_us(self, floor_us: float) -> float:
         """Estimate the time of the problem's best config, microseconds.
 
-        It is the problem's floor times what the best of the nearest searched problems take over
-        theirs.
+        It is the problem's floor times the ratio of best time to floor in the nearest searched
+        problems.
         """
         near = sorted(zip(self._gaps, self._searches, strict=True), key=lambda pair: pair[0])
         excess = [one.excess for _, one in near[:NEIGHBOURS]]
@@ -164,7 +165,7 @@ class Predictor:
 
 
 def problem_gap(entry: Entry, searched: Searched, problem: Problem) -> float:
-    """The distance of a searched problem from another, by the measure of dispatch."""
+    """The distance between a searched problem and another problem, as dispatch measures it."""
     declared = entry.operator.signature
     signature = PassSignature(
         "", declared.dims, declared.dtypes, (), (), options=declared.options,

@@ -114,8 +114,8 @@ def _grow(
     Args:
         codes: [n, F] number of thresholds below each value.
         cuts: [F] number of thresholds.
-        residual: [n] what the tree is to explain.
-        weights: [n].
+        residual: [n] the residuals that the tree is fitted to.
+        weights: [n] weights of the rows.
         growth: The parameters of boosting.
     Returns:
         The (feature, threshold) of each depth, and [n] the leaf of each row.
@@ -124,7 +124,7 @@ def _grow(
     bins = int(codes.max()) + 1
     leaf = np.zeros(n, dtype=np.int64)
     tree: list[tuple[int, int]] = []
-    index = codes + np.arange(features) * bins  # of the histogram that a value is counted in
+    index = codes + np.arange(features) * bins  # histogram bin of each value
     # One copy of a row's numbers for each feature, made once for all depths.
     pulls, masses = np.repeat(weights * residual, features), np.repeat(weights, features)
     for depth in range(growth.depth):
@@ -137,7 +137,7 @@ def _grow(
         above = below[:, :, -1:] - below
         above_mass = below_mass[:, :, -1:] - below_mass
         gain = below**2 / (below_mass + growth.ridge) + above**2 / (above_mass + growth.ridge)
-        # A feature with fewer thresholds than others has no cut at their places.
+        # A feature with fewer thresholds than others has no cut at the remaining positions.
         possible = np.arange(bins - 1) < cuts[:, None]
         score = np.where(possible, gain.sum(axis=0)[:, :-1], -np.inf)
         best = int(score.argmax())

@@ -2,9 +2,9 @@
 
 Under autocast some layers return half precision and others fp32. Inputs that must share a dtype are
 cast to the widest among them, as PyTorch's own operators of the autocast list "promote" do. An
-input with a dtype field of its own is cast to fp32 if no kernel supports the dtype that it has. An
-input that kernels support as it is stays unchanged, so no cast ever narrows a tensor. In-out
-tensors are never cast: the call would update the copy.
+input with a dtype field of its own is cast to fp32 if no kernel supports its dtype. An input whose
+dtype kernels support stays unchanged, so no cast ever narrows a tensor. In-out tensors are never
+cast, because the call would then update the copy.
 """
 
 from __future__ import annotations

@@ -22,14 +22,14 @@ from .dispatch import DISPATCHERS, Dispatcher
 from .problems import problem_text
 from .streams import capturing
 
-if TYPE_CHECKING:  # a first call imports them
+if TYPE_CHECKING:  # at run time, the first call imports them
     from .arguments import BoundArguments
     from .preparing import Ready
 
-FORMAT = 1  # of the file; kgen reads the same (`kgen/catalogue/captured_calls.py`)
-# Launches of a problem that are timed; later ones are only counted.
+FORMAT = 1  # format of the file, which `kgen/catalogue/captured_calls.py` reads
+# Most timed launches of a problem; later launches are only counted.
 MOST_TIMED = 4096
-# Pairs of CUDA events of a problem that may wait for the GPU before finished ones are read.
+# Most pairs of CUDA events of a problem that are unread; then those that have finished are read.
 MOST_PENDING = 64
 
 Launch = Callable[..., None]
@@ -39,15 +39,15 @@ class CapturedCall(NamedTuple):
     """The calls of one problem.
 
     Attributes:
-        operator: Its name.
+        operator: Name of the operator.
         pass_name: `forward` or `backward`.
-        problem: As `kgen tune --problem` takes it.
+        problem: The problem, in the form of `kgen tune --problem`.
         device: `NVIDIA H200`, or `cpu`.
         calls: Number of calls.
-        timed: How many of them were timed. The first is not: it may compile its kernel.
+        timed: Number of timed calls. The first call is not timed, as it may compile its kernel.
         median_us: Median time of a timed call, microseconds; None if none was timed. On a GPU it is
-            the time between two CUDA events around the launch. Where the GPU waits for the host,
-            that includes the wait.
+            the time between two CUDA events around the launch. If the GPU waits for the host, that
+            includes the wait.
         step: The dispatch step that served them: `exact`, `learnt`, `nearest`, `family` or `safe`.
         config: The config of the kernel that served them.
     """
@@ -73,7 +73,7 @@ class Capture:
 
     @property
     def calls(self) -> tuple[CapturedCall, ...]:
-        """The captured calls, most expensive first; waits for launches that still run."""
+        """The captured calls, most expensive first; waits for running launches."""
         with self._lock:
             found = list(self._found.values())
         made = [problem.captured() for problem in found]
@@ -81,13 +81,13 @@ class Capture:
 
     def watched(self, dispatcher: Dispatcher, bound: BoundArguments, device: torch.device,
                 ready: Ready) -> Launch:
-        """Count the first call of a layout, and return a launch that counts and times the later.
+        """Count the first call of a layout, and return a launch that counts and times later calls.
 
         Args:
             dispatcher: The dispatcher of the pass.
             bound: The checked arguments of the call.
-            device: The device that ran it.
-            ready: The launch that served it.
+            device: The device that ran the call.
+            ready: The launch that served the call.
         """
         problem = problem_text(
             dispatcher.signature, tuple(bound.dims.values()), tuple(bound.dtypes.values()))
@@ -101,7 +101,7 @@ class Capture:
         def launch_and_watch(*arguments: Any) -> None:
             if self._open:
                 found.launch(launch, arguments)
-            else:  # another thread prepared it while the capture ended
+            else:  # another thread prepared this launch while the capture ended
                 launch(*arguments)
 
         return launch_and_watch
@@ -119,7 +119,7 @@ class _Problem:
         self._device = device
         self._calls = 0
         self._times_us: list[float] = []
-        self._pending: deque[tuple[Any, Any]] = deque()  # of CUDA events
+        self._pending: deque[tuple[Any, Any]] = deque()  # pairs of CUDA events, not read yet
         self._lock = threading.Lock()
 
     def count(self) -> None:
@@ -130,7 +130,7 @@ class _Problem:
         """Launch, count and time."""
         self.count()
         is_cuda = self._device.type == "cuda"
-        # Events that a graph records have no time of their own.
+        # CUDA events that are recorded into a graph have no times.
         full = len(self._times_us) + len(self._pending) >= MOST_TIMED
         if full or (is_cuda and capturing()):
             launch(*arguments)
@@ -151,7 +151,7 @@ class _Problem:
                 self._times_us.append((time.perf_counter() - started) * 1e6)
 
     def captured(self) -> CapturedCall:
-        """The calls so far."""
+        """The count and the times of the calls so far."""
         with self._lock:
             self._read(wait=True)
             operator, pass_name, problem, device, step, config = self._key
@@ -161,7 +161,7 @@ class _Problem:
                 _median(times) if times else None, step, config)
 
     def _read(self, wait: bool) -> None:
-        """Read the times of launches that have ended; of all if `wait`."""
+        """Read the times of launches that have ended; with `wait`, of all launches."""
         while self._pending and (wait or len(self._pending) > MOST_PENDING):
             start, end = self._pending[0]
             if wait:
@@ -195,15 +195,16 @@ def capture(path: str | os.PathLike[str], *, steps: int = 1) -> Iterator[Capture
     some microseconds more of host time.
 
     Args:
-        path: The file to write; one of that name is replaced. It is written when the block ends,
+        path: The file to write; an existing file is replaced. It is written when the block ends,
             also by an exception.
-        steps: How many steps of the model the block runs; times saved are told per step.
+        steps: Number of steps of the model in the block; `kgen tune` reports the saved time per
+            step.
     Yields:
-        The capture; its `calls` are what was captured so far.
+        The capture; its `calls` are the calls captured so far.
     Raises:
         TypeError: If `path` is no path.
         ValueError: If `steps` is not a whole number > 0.
-        RuntimeError: If another capture is on.
+        RuntimeError: If another capture is running.
         OSError: If the file cannot be written; checked before the block runs.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
@@ -230,8 +231,8 @@ def capture(path: str | os.PathLike[str], *, steps: int = 1) -> Iterator[Capture
 def _observe(seen: Capture | None) -> None:
     for dispatcher in DISPATCHERS:
         dispatcher.observer = seen.watched if seen is not None else None
-        # What was prepared before, and its fast paths, would not be seen; what was prepared during
-        # the capture would go on counting.
+        # Launches and fast paths that were prepared before the capture would not be counted; those
+        # prepared during the capture would count after its end.
         dispatcher.forget()
 
 
@@ -240,14 +241,18 @@ def _device_name(device: torch.device) -> str:
 
 
 def _check_writable(file: Path) -> None:
-    """Raises: OSError."""
+    """Check that a file can be written.
+
+    Raises:
+        OSError: If it cannot.
+    """
     try:
         is_folder, existed = file.is_dir(), file.exists()
     except OSError as problem:
         raise _not_written(file, problem, "give it another name") from None
     if is_folder:
         raise IsADirectoryError(f"capture: {file} is a folder\n  next: name a file in it")
-    if existed and not file.is_file():  # replacing it would take the device from everybody
+    if existed and not file.is_file():  # a device such as /dev/null must not be replaced
         raise FileExistsError(f"capture: {file} is a device or a pipe\n  next: name a file")
     try:
         with file.open("a"):
@@ -284,7 +289,7 @@ def _write(file: Path, calls: tuple[CapturedCall, ...], steps: int) -> None:
             f"    step: {call.step}",
             f"    config: {json.dumps(call.config)}",
         ]
-    file = file.resolve()  # a link stays a link
+    file = file.resolve()  # write to the target of a link, and keep the link
     partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         partial.write_text("\n".join(lines) + "\n", encoding="utf-8")

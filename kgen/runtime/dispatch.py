@@ -52,8 +52,8 @@ __all__ = [
 # Bounds the memory of a server that sees many sequence lengths. At the limit all prepared launches
 # are dropped; preparing one again takes microseconds.
 MAX_PREPARED = 8192
-# Fast paths per set of given tensors. A call tries each one, 0.1 us each, before it looks up
-# `prepared`. Of every REPLACED_EVERY calls that none of them served, one replaces the oldest.
+# Fast paths per set of given tensors. A call tries each, at 0.1 us, before it looks up `prepared`.
+# If none of them serves a call, every REPLACED_EVERY-th such call replaces the oldest.
 MAX_FAST_PATHS = 4
 REPLACED_EVERY = 64
 
@@ -62,14 +62,15 @@ REPLACED_EVERY = 64
 PLAIN_TENSORS = frozenset({Tensor, torch.nn.Parameter})
 PLAIN_OR_NONE = PLAIN_TENSORS | {type(None)}
 
-# Active modes and transforms send a call through PyTorch's dispatcher. C functions, 20 ns each.
+# If a mode or transform is active, a call goes through PyTorch's dispatcher. These C functions take
+# 20 ns each.
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 transforms: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
 
 _increment_version: Callable[[Sequence[Tensor]], None] = torch._C._increment_version
 
-# Whether each optional output is absent -> what makes the result of the outputs that are present:
-# a named tuple, or `only`.
+# Whether each optional output is absent -> constructor of the result from the present outputs: a
+# named tuple, or `only`.
 Results = Mapping[tuple[bool, ...], Callable[..., Any]]
 
 
@@ -82,7 +83,7 @@ def only(output: Tensor) -> Tensor:
 
 
 def present(result: Callable[..., Any], *outputs: Tensor | None) -> Any:
-    """Make a result of the outputs that are not None."""
+    """Make a result from the outputs that are not None."""
     there = [output for output in outputs if output is not None]
     # Half the time of the named tuple's own constructor, which is a function in Python.
     return there[0] if len(there) == 1 else _filled(result, there)
@@ -98,16 +99,16 @@ class Dispatcher:
     Attributes:
         name: `forward` or `backward`.
         signature: Arguments and results of the pass.
-        differentiable: Of a forward pass: whether kgen has a backward pass of the operator.
-        results: The type that the outputs of a call are returned as.
+        differentiable: For a forward pass: whether kgen has a backward pass of the operator.
+        results: The type in which the outputs of a call are returned.
         tables: The dispatch tables and loaded kernels of the pass.
         prepared: Lookup key of the generated function -> the prepared launch.
-        fast_paths: Which tensors are given, and the flags -> the fast paths of such calls; see
+        fast_paths: (which tensors are given, flags) -> the fast paths of such calls; see
             `fast_path.py`.
-        run: The generated function behind its checks; set at registration.
-        gradient: Of a forward pass: how autograd calls the backward pass. None if the library does
-            not have the backward pass.
-        observer: Takes note of every call while a capture is on (`capture.py`), else None. Then no
+        run: The implementation of the generated function, after its checks; set at registration.
+        gradient: For a forward pass: the connection to the backward pass for autograd. None if the
+            library does not have the backward pass.
+        observer: Records every call during a capture (`capture.py`), else None. During a capture no
             call takes a fast path.
     """
 
@@ -165,7 +166,7 @@ class Dispatcher:
         """
         refuse_traces(self.signature)
         if isinstance(tensors[0], Tensor) and tensors[0].device.type == "meta":
-            if not any_autocast():  # which would cast first
+            if not any_autocast():  # autocast would cast the tensors first
                 bind_arguments(self.signature, tensors, scalars, flags)
             return self.dispatched(tensors, scalars, flags)
         if not all(tensor is None or has_own_values(tensor) for tensor in tensors):
@@ -293,9 +294,9 @@ class Dispatcher:
         self, error: Exception, tensors: Sequence[object], scalars: Sequence[object],
         flags: Sequence[object] = (),
     ) -> None:
-        """Raise an error that names the argument, if one of a wrong kind made a call raise `error`.
+        """If an argument of a wrong kind made a call raise `error`, raise an error that names it.
 
-        Only such a call pays for these checks.
+        These checks only run after an error, so that other calls do not pay for them.
         """
         check_kinds(error, self.signature, tensors, scalars, flags)
 
@@ -366,7 +367,7 @@ class Dispatcher:
         """Load the kernel that `explain` names.
 
         Raises:
-            TypeError, ValueError, DispatchError: As `explain` does.
+            TypeError, ValueError, DispatchError: As in `explain`.
         """
         why = self.explain(dims, dtypes, device)
         with self._lock:

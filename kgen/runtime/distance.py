@@ -8,11 +8,11 @@ from math import log
 from .signature import ABSENT, PassSignature
 from .spelling import ITEM_BYTES, is_dtype_field
 
-# What a difference of dtypes or options weighs, in the unit of `distance`: 0.7 is a factor of two
-# in one extent. docs/decisions/0028 has the losses that these give on committed records.
-_SAME_BYTES = 0.2  # bf16 or fp16
-_OTHER_BYTES = 2.0  # another balance of bytes and operations
-_PRESENCE = 0.7  # an optional tensor on one side only
+# Weights of differences in dtypes or options, in the unit of `distance`, in which 0.7 is a factor
+# of two in one extent. docs/decisions/0028 has the losses with these weights on committed records.
+_SAME_BYTES = 0.2  # dtypes of the same size: bf16 and fp16
+_OTHER_BYTES = 2.0  # dtypes of different sizes change the balance of bytes and operations
+_PRESENCE = 0.7  # an optional tensor that only one of the problems has
 _OPTION = 0.3
 
 
@@ -25,9 +25,10 @@ def problem_distance(
     signature: PassSignature, dims: tuple[int, ...], dtypes: tuple[str, ...],
     other_dims: tuple[int, ...], other_dtypes: tuple[str, ...],
 ) -> float:
-    """Distance of two problems: of their extents, and a weight for each difference of choices.
+    """The distance of the extents of two problems, plus a weight for each different choice.
 
-    The number of sequences stands for the batch as well, which it equals unless they are packed.
+    Only the number of sequences counts, not the batch, which is equal to it unless sequences are
+    packed.
     """
     batch = signature.packing.batch if signature.packing is not None else ""
     counted = [i for i, dim in enumerate(signature.dims) if dim.name != batch]

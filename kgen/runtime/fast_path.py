@@ -63,7 +63,7 @@ def make_fast_path(
 
 
 def _made_like(output: Tensor) -> Allocate:
-    """An allocator of such outputs; the fast path has checked that their device is current."""
+    """An allocator of outputs like this one; the fast path checks that its device is current."""
     return current_allocator(tuple(output.shape), output.stride(), output.dtype, output.device)
 
 

@@ -17,11 +17,11 @@ class Table(NamedTuple):
     Attributes:
         gpu: The GPU that the rows were measured on or predicted for; None if there is none.
         same_gpu: Whether the device is of that model.
-        rows: Its rows.
+        rows: The rows of that GPU.
         rules: Rules learnt on that GPU.
         facts: Hardware facts of the device itself.
-        lent: Measured rows of other GPUs, whose configs families may begin with; there are none if
-            the device has measured rows.
+        lent: Measured rows of other GPUs, whose configs may be adapted to a call; empty if the
+            device has measured rows.
     """
 
     gpu: Gpu | None
@@ -37,14 +37,14 @@ def gpu_of(
 ) -> tuple[Gpu | None, bool, Mapping[str, int]]:
     """Find the GPU whose rows serve a device: the device's own model, else a similar GPU.
 
-    A similar GPU has the same compute capability; of several the one with the closest number of
-    SMs is taken.
+    A similar GPU has the same compute capability; among several, the one with the closest number of
+    SMs serves.
 
     Args:
         function: Public function of the pass; for errors.
         operator: The operator; for errors.
         gpus: The GPUs that the operator was tuned for.
-        device: Where the call runs; a `Gpu` need not be in this machine.
+        device: The device of the call; a `Gpu` need not be in this machine.
     Returns:
         The GPU, or None; whether it is the device's own model; the facts of the device itself.
     Raises:

@@ -138,13 +138,13 @@ class PythonLauncher:
 
         Args:
             function: CUfunction.
-            format: As for `make_launcher`.
+            format: As in `make_launcher`.
             block: Threads in x, y, z.
             smem: Dynamic shared memory, bytes.
             name: Kernel name, for messages.
             context: The function's context, made current where a launch needs it; 0 if unknown.
             error: Makes the exception from (message, code).
-            pdl, cooperative: As for `make_launcher`.
+            pdl, cooperative: As in `make_launcher`.
             library: The driver; a test passes its own.
         """
         if len(format) > MAX_ARGUMENTS:

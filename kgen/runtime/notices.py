@@ -4,7 +4,7 @@ Such a call gets the operator's safe kernel, which is correct for every problem 
 times slower than a tuned one. The first call of a problem warns; `misses()` lists all of them.
 
 A call that a predicted row serves gets a kernel that a model chose and that was not timed on a GPU.
-The first call of such a problem warns as well, but is not in `misses()`.
+The first call of such a problem also warns, but the problem is not in `misses()`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 SILENCE = "KGEN_WARN"
-SHOWN = 2  # reasons in a warning
+SHOWN = 2  # most reasons in a warning
 
 
 class KgenPerformanceWarning(UserWarning):
@@ -28,7 +28,7 @@ class Miss(NamedTuple):
 
     Attributes:
         function: The public function.
-        problem: As `kgen tune --problem` takes it.
+        problem: The problem, in the form of `kgen tune --problem`.
         device: The device that ran it.
         config: The safe kernel.
         calls: Number of calls in this process.
@@ -49,7 +49,7 @@ class SafeCalls:
     """Counts the calls of a problem that the safe kernel serves.
 
     Attributes:
-        fast_paths: The fast paths that serve such calls; each has the number of its own.
+        fast_paths: The fast paths that serve such calls; each counts its own calls.
     """
 
     def __init__(self, miss: Miss) -> None:
@@ -58,7 +58,7 @@ class SafeCalls:
         self.fast_paths: list[Any] = []
 
     def counted(self, launch: Callable[..., None]) -> Callable[..., None]:
-        """Return a launch that is counted."""
+        """Wrap a launch so that its calls are counted."""
         @functools.wraps(launch)
         def launch_and_count(*arguments: Any) -> None:
             self._calls += 1
@@ -81,7 +81,7 @@ _found: dict[tuple[str, str, str], SafeCalls] = {}
 
 
 def note(miss: Miss) -> SafeCalls:
-    """Count a call that the safe kernel served; warn of the first of a problem."""
+    """Count a call that the safe kernel served; warn at the first call of a problem."""
     key = (miss.function, miss.problem, miss.device)
     if key not in _found:
         _found[key] = SafeCalls(miss)
@@ -105,11 +105,11 @@ _predicted: set[tuple[str, str, str]] = set()
 def note_prediction(
     function: str, problem: str, device: str, config: str, command: str
 ) -> None:
-    """Warn of the first call of a problem that a predicted row serves.
+    """Warn at the first call of a problem that a predicted row serves.
 
     Args:
         function: The public function.
-        problem: As `kgen tune --problem` takes it.
+        problem: The problem, in the form of `kgen tune --problem`.
         device: The device that runs it.
         config: The predicted kernel.
         command: The command that measures the problem.

@@ -20,10 +20,10 @@ class Swapped(NamedTuple):
     """A module that calls the library.
 
     Attributes:
-        name: As `model.named_modules()` has it.
-        kind: Its class.
-        function: The operator that it calls now, with the arguments that the trial found; or the
-            published functions that are replaced, each with the operator that serves it.
+        name: The module's name in `model.named_modules()`.
+        kind: Name of the module's class.
+        function: The operator that it calls now, with the arguments that the trial determined; or
+            the replaced published functions, each with the operator that serves it.
         untried: Why there was no trial; empty if there was one.
     """
 
@@ -34,7 +34,7 @@ class Swapped(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A module that looked like one that can be swapped, and was left alone."""
+    """A module that looked like one that can be swapped, but was left unchanged."""
 
     name: str
     kind: str
@@ -59,7 +59,7 @@ class Patched:
         self._methods = methods
 
     def undo(self) -> None:
-        """Give the modules their own methods back."""
+        """Restore the modules' own methods."""
         for module, name in self._methods:
             module.__dict__.pop(name, None)
 
@@ -97,7 +97,7 @@ def patch(model: nn.Module) -> Patched:
     if not isinstance(model, nn.Module):
         raise TypeError(f"patch: got {type(model).__name__}, which is no torch.nn.Module\n"
                         "  next: pass the model, or one of its layers")
-    from .patching_functions import Functions  # importing the library stays light without
+    from .patching_functions import Functions  # imported here to keep the library's import light
 
     library = importlib.import_module(__name__.rsplit(".", maxsplit=2)[0])
     functions = Functions(library, lambda operator: _on_cpu(library, operator))
@@ -123,8 +123,8 @@ def patch(model: nn.Module) -> Patched:
     return Patched(tuple(swapped), tuple(left), tuple(methods))
 
 
-# Methods by name, what they call, and why there was no trial; a reason to leave the module alone;
-# or None for a module that is none of those.
+# (methods by name, text of what they call, why there was no trial); or a reason to leave the module
+# unchanged; or None if the module is not of a kind that `patch` handles.
 Found = tuple[dict[str, Callable[..., Any]], str, str] | str | None
 
 

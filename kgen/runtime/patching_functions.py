@@ -2,8 +2,8 @@
 
 A method finds a function by its name among the globals of its module. The swapped module gets a
 method of the same code with other globals: a copy in which the name means the library's adapter of
-`compat`. Nothing of the published code is copied, and other modules go on as they were. What is
-assigned to the globals of the published module afterwards is not seen by the swapped method.
+`compat`. No published code is copied, and other modules are not affected. Later assignments to the
+globals of the published module have no effect on the swapped method.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .patching import Found
 
 _SERVED = (torch.float32, torch.float16, torch.bfloat16)
-# What may be fp32 beside other tensors of half precision.
+# Arguments that may be fp32 while the other tensors have half precision.
 _WIDE = frozenset({"w", "u", "time_decay", "time_first", "initial_state", "state"})
 
 
@@ -32,10 +32,10 @@ class _Known(NamedTuple):
 
     Attributes:
         operator: The operator that serves it.
-        adapter: Its name in `compat`.
-        origin: Modules below this one are known to publish it, so that it may go without a trial
-            where it cannot run; empty: only a trial shows it.
-        only: Argument -> the one value that the adapter serves.
+        adapter: Name of the adapter in `compat`.
+        origin: Package that is known to publish the function. A function from there is accepted
+            without a trial if it cannot run here; empty: a trial is always required.
+        only: Argument -> the only value that the adapter serves.
     """
 
     operator: str
@@ -66,7 +66,7 @@ _KNOWN: dict[str, _Known] = {
 
 
 class _Accepted(NamedTuple):
-    """A function that may be replaced, what replaces it, and why there was no trial."""
+    """A function that may be replaced, its replacement, and why there was no trial."""
 
     function: Callable[..., Any]
     text: str
@@ -80,8 +80,8 @@ class Functions:
         """Prepare.
 
         Args:
-            library: Has the operators and `compat`.
-            on_cpu: Whether the library serves CPU tensors of an operator.
+            library: The library, with its operators and `compat`.
+            on_cpu: (operator) -> whether the library serves CPU tensors.
         """
         self._library = library
         self._on_cpu = on_cpu
@@ -91,8 +91,8 @@ class Functions:
         """The methods of a module with functions replaced.
 
         Returns:
-            None if it calls no known function; why it is left alone; or its methods by name, what
-            they call, and why there was no trial.
+            None if the module calls no known function; a reason to leave it unchanged; or the
+            methods by name, a text of what they call, and why there was no trial.
         """
         methods: dict[str, Callable[..., Any]] = {}
         texts: dict[str, None] = {}

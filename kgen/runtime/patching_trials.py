@@ -22,9 +22,9 @@ class Call(NamedTuple):
     """A call, and what it must return.
 
     Attributes:
-        arguments: By name.
-        wanted: y and the final state.
-        read: The same from what the function returns.
+        arguments: The arguments by name.
+        wanted: The expected y and final state.
+        read: Extracts y and the final state from the function's result.
     """
 
     arguments: dict[str, Any]
@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 
 class Trial:
-    """Random inputs on a device; the same numbers each time."""
+    """Random inputs on a device; reproducible."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -46,7 +46,7 @@ class Trial:
         return torch.rand(shape, generator=self._generator).to(self._device)
 
     def rows(self, *, positive: bool = False) -> Tensor:
-        """[B, T, H, features]."""
+        """A random tensor [B, T, H, features]."""
         shape = (_BATCH, _STEPS, _HEADS, _FEATURES)
         return self.uniform(*shape) if positive else self.normal(*shape) * 0.5
 
@@ -55,13 +55,13 @@ class Trial:
 
 
 def tried(function: Callable[..., Any], call: Call, device: torch.device) -> bool | str:
-    """Whether a function returns what a call must; or why it did not run."""
+    """Whether a function returns the expected results of a call; or why it did not run."""
     if device.type not in ("cpu", "cuda"):
         return f"there are no values on {device}"
     try:
         with torch.no_grad():
             given = call.read(function(**call.arguments))
-    except Exception as trouble:  # a kernel language has errors of its own
+    except Exception as trouble:  # for example an error class of a kernel language
         return f"{type(trouble).__name__}: {(str(trouble).splitlines() or [''])[0]:.80}"
     if len(given) != len(call.wanted):
         return False

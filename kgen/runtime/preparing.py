@@ -64,7 +64,7 @@ class Preparer:
         self._name = name
         self._signature = signature
         self._tables = tables
-        # Rows and families that cannot run here -> why.
+        # Rows and families that cannot run here -> the reason.
         self._refused: dict[tuple[object, ...], str] = {}
         self._checked: set[tuple[object, ...]] = set()  # kernels of families and predicted rows
 
@@ -91,7 +91,8 @@ class Preparer:
         for choice in self.candidates(table, bound.dims, bound.dtypes, call):
             try:
                 ready = self._bind(choice, bound, call, table.facts, device)
-                # A call that updates tensors must not do so by a kernel that is then refused.
+                # In a call that updates tensors, the kernel is compared before it runs: the updates
+                # of a kernel that is then refused could not be undone.
                 first = bool(self._signature.in_outs)
                 if first and choice.is_unproven:
                     self._check(choice, ready, bound, tensors, outputs, scalars)
@@ -139,7 +140,7 @@ class Preparer:
         self, row: Row | SafeRow, bound: BoundArguments, tensors: Sequence[Tensor | None],
         outputs: Sequence[Tensor | None], scalars: Sequence[float],
     ) -> None:
-        """Run the kernel of a given row; arguments as for `serve`."""
+        """Run the kernel of a given row; arguments as in `serve`."""
         device = _device(tensors)
         facts = self._tables.of_device(device).facts
         ready = self._bind(RowChoice("given", row), bound, self._call(bound, tensors), facts,
@@ -156,7 +157,7 @@ class Preparer:
             return
         family = self._tables.families()[why.config.partition("(")[0]]
         values = named_values(family, why.config)
-        assert values is not None  # the explanation has made the config of these values
+        assert values is not None  # the explanation's config was made from such values
         self._tables.instance(
             Instance(family, values), dims, complete_dtypes(self._signature, dict(dtypes)), device,
             why.problem)
@@ -255,13 +256,13 @@ class Preparer:
                     self._checked.add(key)
                     return
         except torch.OutOfMemoryError:
-            return  # there is room for the call alone: a smaller one is compared
+            return  # memory suffices only for the call itself; a smaller call will be compared
 
     def _ran(
         self, safe: SafeRow, bound: BoundArguments, tensors: Sequence[Tensor | None],
         outputs: Sequence[Tensor | None], scalars: Sequence[float],
     ) -> bool:
-        """Run the safe kernel, and say whether it can run here."""
+        """Run the safe kernel; return whether it can run here."""
         try:
             self.run_given(safe, bound, tensors, outputs, scalars)
         except RuntimeError as trouble:

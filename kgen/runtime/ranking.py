@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from .launches import launches_of
 from .rows import Call, Family, Value
 
-# What a unit of `distance` counts in ln(time): where the model sees little difference, the config
-# of a nearer row serves.
+# Weight of a unit of `distance` in ln(time): if the model predicts little difference, the config of
+# a nearer row serves.
 DISTANCE_WEIGHT = 0.1
-_RESERVED_SMEM = 1024  # of each block, from compute capability 8.0 on
+_RESERVED_SMEM = 1024  # bytes per CTA that the driver reserves, from compute capability 8.0 on
 
 
 class Tree(NamedTuple):
@@ -26,8 +26,9 @@ class Tree(NamedTuple):
 
     Attributes:
         features: Name of the number that each depth compares.
-        thresholds: The values that it is compared with.
-        values: By the bits of the comparisons: bit d is set if depth d is above its threshold.
+        thresholds: The threshold of each depth.
+        values: The predictions, indexed by the bits of the comparisons: bit d is set if the number
+            of depth d is above its threshold.
     """
 
     features: tuple[str, ...]
@@ -40,9 +41,9 @@ class Winner(NamedTuple):
 
     Attributes:
         operator: The operator; those of a family share their models.
-        config: The config, as rows spell it.
+        config: The config, as it is written in rows.
         dims: The problem's extents, in the signature's order.
-        dtypes: Its dtypes and options, in the signature's order.
+        dtypes: The problem's dtypes and options, in the signature's order.
     """
 
     operator: str
@@ -60,9 +61,9 @@ class Ranking(NamedTuple):
     """A model of one pass on one GPU.
 
     Attributes:
-        problems: Number of problems that it was learnt from.
+        problems: Number of problems from which it was learnt.
         base: The prediction without any tree.
-        trees: They add to `base`.
+        trees: The trees, whose predictions are added to `base`.
         winners: Configs that dispatch may adapt to a call, besides those of rows.
     """
 
@@ -72,7 +73,7 @@ class Ranking(NamedTuple):
     winners: tuple[Winner, ...] = ()
 
     def predicted(self, configs: Sequence[Mapping[str, float]]) -> list[float]:
-        """Predict ln(time / least time) of configs; a number that one does not have is 0.
+        """Predict ln(time / least time) of configs; a number that a config lacks counts as 0.
 
         Args:
             configs: The numbers of each config (`features_of`).
@@ -83,7 +84,7 @@ class Ranking(NamedTuple):
         numbers: dict[str, list[float] | float] = {}
         outcomes: dict[tuple[str, float], list[bool] | bool] = {}
         for names, thresholds, values in self.trees:
-            shared = 0  # the bits of comparisons that have one outcome for all configs
+            shared = 0  # bits of the comparisons with the same outcome for all configs
             others: list[tuple[int, list[bool]]] = []
             for depth, compared in enumerate(zip(names, thresholds, strict=True)):
                 above = outcomes.get(compared)
@@ -106,7 +107,10 @@ class Ranking(NamedTuple):
 
 
 def _numbers(name: str, configs: Sequence[Mapping[str, float]]) -> list[float] | float:
-    """A number of each config; one if they have the same, as most have that are the problem's."""
+    """One number of all configs: a list, or a single value if all are equal.
+
+    Most numbers that depend only on the problem are equal.
+    """
     found = [config.get(name, 0.0) for config in configs]
     return found if len(set(found)) > 1 else found[0]
 
@@ -124,9 +128,9 @@ def features_of(family: Family, values: tuple[Value, ...], call: Call,
     Args:
         family: The variant.
         values: The values of its parameters; the config is correct for the call.
-        call: As the family's rules take it, with the parameters' values.
+        call: The call on which the family's rules are evaluated, with the parameters' values.
         dims: Every dim of the problem.
-        choices: Every dtype field and option of it.
+        choices: Every dtype field and option of the problem.
     """
     found = {f"variant={family.name}": 1.0, "dims": float(prod(max(e, 1) for e in dims.values()))}
     found |= {name: float(extent) for name, extent in dims.items()}
@@ -137,7 +141,7 @@ def features_of(family: Family, values: tuple[Value, ...], call: Call,
         try:
             found |= _number(name, getattr(call, name))
         except ArithmeticError:
-            continue  # it has no value for this config: a division by 0, say
+            continue  # no value for this config, for example because of a division by 0
     return found | _launched(family, call)
 
 
@@ -146,7 +150,7 @@ def _number(name: str, value: Any) -> dict[str, float]:
 
 
 def _launched(family: Family, call: Call) -> dict[str, float]:
-    """Numbers of the launch that does most of the work, and of how it fills the device."""
+    """Numbers about the launch that does most of the work, and about how it fills the device."""
     seen = launches_of(family, call)
     found = {"launches": float(len(seen.made)), "workspace": float(seen.elements)}
     if not seen.made:

@@ -93,7 +93,7 @@ def register(
 def _name_results(served: Dispatcher) -> None:
     """Let `torch.export.save` write the named tuples that an exported model returns.
 
-    A PyTorch without this function handles named tuples all the same, and refuses to save them.
+    A PyTorch without this function can export named tuples, but refuses to save them.
     """
     serializable = getattr(torch.utils._pytree, "_register_namedtuple", None)
     for made in served.results.values():

@@ -86,7 +86,9 @@ def _difference(
     passed: Dispatcher, row: Row, safe: SafeRow, tensors: list[Tensor | None],
     dtypes: Mapping[str, str],
 ) -> float:
-    """The difference of a row's results from the safe kernel's, on inputs that do not overflow."""
+    """The difference between the results of a row and of the safe kernel, on inputs without
+    overflow.
+    """
     rest = ([s.default for s in passed.signature.scalars], _flags(passed.signature, dtypes))
     def run(given: Row | SafeRow, sized: list[Tensor | None]) -> list[Tensor | None]:
         own = updated_copies(passed.signature, sized)
@@ -118,9 +120,9 @@ def small_dims(
 
     Args:
         signature: The signature of the pass.
-        row: Its problem is where this begins.
-        most: Elements of all tensors together.
-        floors: Extents that some dims keep at least.
+        row: The row, whose problem is the starting point.
+        most: Most elements of all tensors together.
+        floors: Smallest extents of some dims.
     """
     dims = dict(zip((d.name for d in signature.dims), row.dims, strict=True))
     least = {d.name: max(d.smallest, (floors or {}).get(d.name, 1)) for d in signature.dims}
@@ -156,7 +158,7 @@ def _tensors(
     signature: PassSignature, dims: Mapping[str, int], dtypes: Mapping[str, str],
     device: torch.device,
 ) -> list[Tensor | None]:
-    """Contiguous inputs, not filled."""
+    """Allocate contiguous inputs without filling them."""
     tensors: list[Tensor | None] = []
     for argument in signature.inputs:
         name = dtypes.get(argument.dtype, argument.dtype)

@@ -2,16 +2,17 @@
 
 The steps of dispatch, in order:
 1. `exact`: the row that was tuned for this problem.
-2. `learnt`: the row that a rule learnt from measurements chooses for these dtypes and compiled-in
+2. `learnt`: the row that a rule, learnt from measurements, chooses for these dtypes and compiled-in
    dims (`rules.py`).
-3. The rows by how near their problems are to the call's, those first whose config is worth a trial
-   for the call by the efficiency rules of the search space. Where a model was learnt from recorded
-   searches, it ranks them, and nearness counts little (`ranking.py`):
-   - `nearest`: the row's kernel has the call's dtypes and compiled-in dims and its conditions hold.
-     It serves as it is. A kernel that does not round operands serves a call that allows it.
+3. All rows, ordered by the distance of their problems from the call's. Rows whose config obeys the
+   efficiency rules of the search space at the call come first. If a model was learnt from recorded
+   searches, it ranks the rows, and distance has little weight (`ranking.py`):
+   - `nearest`: the row's kernel has the call's dtypes and compiled-in dims, and its conditions
+     hold. It serves unchanged. If a call allows rounded operands, a kernel that does not round them
+     may serve it, too.
    - `family`: otherwise the row's config, changed where a rule demands it (`adaptation.py`), is
-     rendered and compiled for the call (`families.py`). So are the configs that a search would try
-     first, and those that won the nearest recorded searches.
+     rendered and compiled for the call (`families.py`). The same is done with the configs that a
+     search would try first, and with the winners of the nearest recorded searches.
 4. `safe`: the operator's safe variant.
 
 A kernel that cannot run on the device (it does not compile, or needs more than the device has)
@@ -47,7 +48,7 @@ from .rows import PREDICTED, Call, DispatchRule, Family, Gpu, Row, SafeRow, Valu
 from .rules import covering, evidence_text, first_fitting, path_text
 from .signature import ROUNDS, PassSignature
 
-# Rows whose configs are adapted to a call, the nearest first; and as many searches.
+# Most rows whose configs are adapted to a call, the nearest first; and most recorded searches.
 MOST_STARTS = 8
 
 
@@ -55,10 +56,10 @@ class Start(NamedTuple):
     """A config that may be adapted to a call.
 
     Attributes:
-        far: How far its problem is.
-        rules: Its variant at the call.
-        values: Its values.
-        begun: Where it is from: a row, a search, or neither.
+        far: Distance of the config's problem from the call's.
+        rules: The rules of the config's variant at the call.
+        values: The config's values.
+        begun: The origin of the config: a row, a search, or None.
     """
 
     far: float
@@ -71,12 +72,12 @@ class RowChoice(NamedTuple):
     """The row that serves a call, and the dispatch step that chose it."""
 
     step: str  # "exact", "learnt", "nearest", "family", "safe"
-    # With step "family": the row whose config it began with; None for a config that no row holds.
+    # With step "family": the row whose config was adapted; None for a config that no row holds.
     row: Row | SafeRow | None
     rule: DispatchRule | None = None  # only with step "learnt"
     instance: Instance | None = None  # only with step "family"
     ranking: Ranking | None = None  # with steps "nearest" and "family": the model that ranked it
-    winner: Winner | None = None  # with step "family" and no row: the search that it began with
+    winner: Winner | None = None  # with step "family" and no row: the search whose winner was used
 
     @property
     def config(self) -> str:
@@ -148,7 +149,7 @@ def candidates(
         if learnt is not None:
             yield RowChoice("learnt", learnt, rule)
     families = fallbacks.families()
-    # The rows of other GPUs say nothing of how this one ranks configs.
+    # A device that only has rows of other GPUs has no model of its own.
     ranking = None
     if families and table.gpu is not None and not table.lent:
         ranking = fallbacks.ranking(table.gpu)
@@ -169,13 +170,13 @@ def candidates(
 
 
 class _Request(NamedTuple):
-    """What a call asks for.
+    """The request of a call.
 
     Attributes:
         signature: The signature of the pass.
         dims: Extents, in the signature's order.
         dtypes: Dtypes and options, in the signature's order.
-        plain: The same for a kernel that does not round products.
+        plain: The same with dtypes that do not round products.
         call: The numbers that conditions of rows are evaluated on.
         families: The families of the pass at the call, by variant.
     """
@@ -188,7 +189,7 @@ class _Request(NamedTuple):
     families: Mapping[str, FamilyRules]
 
     def config(self, label: str) -> tuple[FamilyRules, tuple[Value, ...]] | None:
-        """Read the config of a row or of a search; None if it is not one of a family."""
+        """Read the config of a row or of a search; None if it does not belong to a family."""
         rules = self.families.get(label.partition("(")[0])
         values = None if rules is None else named_values(rules.family, label)
         return None if rules is None or values is None else (rules, values)
@@ -198,7 +199,7 @@ class _Request(NamedTuple):
         return problem_distance(self.signature, self.dims, self.dtypes, other.dims, other.dtypes)
 
     def may_serve(self, row: Row) -> bool:
-        """Whether the kernel of a row was compiled for calls like this one."""
+        """Whether the kernel of a row has the dtypes and compiled-in dims of this call."""
         return row.dtypes in (self.dtypes, self.plain) and row.fits(self.call) and all(
             extent == tuned
             for dim, extent, tuned in zip(self.signature.dims, self.dims, row.dims, strict=True)
@@ -206,7 +207,7 @@ class _Request(NamedTuple):
         )
 
 
-# Whether it is the safe variant, whether it breaks a rule of efficiency, and its cost.
+# Sort key of a choice: (is the safe variant, breaks a rule of efficiency, cost).
 _Rank: TypeAlias = tuple[bool, bool, float]
 
 
@@ -221,7 +222,7 @@ def _promising(request: _Request, table: Table, ranking: Ranking | None, operato
     starts += _unproven(request, known)
     ranked = rows + _instances(rows, starts)
     if ranking is not None:
-        # Of a search of this very problem: no model knows better than it.
+        # A recorded search of this very problem is better evidence than the model.
         this = (operator, request.dims, request.dtypes)
         fastest = {Instance(start.rules.family, start.values).config for start in won
                    if isinstance(start.begun, Winner) and start.begun.problem == this}
@@ -237,12 +238,12 @@ def _promising(request: _Request, table: Table, ranking: Ranking | None, operato
 def _of_rows(
     request: _Request, known: Iterable[tuple[float, Row]], *, is_lent: bool
 ) -> tuple[list[tuple[_Rank, RowChoice]], list[Start]]:
-    """Return the rows that serve as they are, and the configs of the nearest others.
+    """Return the rows that serve unchanged, and the configs of the nearest other rows.
 
     Args:
         request: The call.
         known: The rows with their distances, the nearest first.
-        is_lent: Whether they were tuned for another GPU: none serves as it is.
+        is_lent: Whether they were tuned for another GPU, so that none serves unchanged.
     """
     ranked: list[tuple[_Rank, RowChoice]] = []
     starts: list[Start] = []
@@ -268,8 +269,8 @@ def _of_rows(
 
 
 def _won(request: _Request, ranking: Ranking | None) -> list[Start]:
-    """The configs that won the nearest recorded searches; they were timed, not certified, and count
-    as farther than the config of a row would."""
+    """The configs that won the nearest recorded searches. They were timed but not certified, so
+    their distance is larger than that of a row's config."""
     winners = [(request.distance(one), one) for one in (ranking.winners if ranking else ())]
     found: list[Start] = []
     for far, winner in sorted(winners, key=lambda entry: entry[0]):
@@ -282,8 +283,8 @@ def _won(request: _Request, ranking: Ranking | None) -> list[Start]:
 
 
 def _unproven(request: _Request, known: Iterable[tuple[float, Row]]) -> list[Start]:
-    """The configs that a search would try first. One that no row holds is as far as the nearest row
-    of its variant, and more."""
+    """The configs that a search would try first. The distance of one that no row holds is that of
+    its variant's nearest row, plus a penalty."""
     nearest: dict[str, float] = {}
     for far, row in known:
         nearest.setdefault(row.config.partition("(")[0], far)
@@ -305,8 +306,8 @@ def _instances(
     """Adapt configs to the call.
 
     Args:
-        rows: The rows that serve as they are; their configs are not adapted.
-        starts: The configs to begin with.
+        rows: The rows that serve unchanged; their configs are not adapted.
+        starts: The configs to adapt.
     """
     instances: dict[str, tuple[_Rank, RowChoice]] = {}
     as_they_are = {choice.config for _, choice in rows}
@@ -314,7 +315,7 @@ def _instances(
     offered: set[str] = set()  # variants with a legal config
     for start in sorted(starts, key=lambda start: start.far):
         family = start.rules.family
-        # What is farther than the best so far serves only if that fails: one config of a variant.
+        # A config farther than the best one serves only if that fails: one per variant is enough.
         changes = MOST_CHANGES if start.far < least or family.name not in offered else 0
         found = start.rules.adapted(start.values, changes)
         if found is None or found.instance.config in as_they_are:
@@ -325,7 +326,7 @@ def _instances(
             least = min(least, cost)
         rank = (family.is_safe, not found.suits, cost)
         config = found.instance.config
-        # Several starts may end at one config: the nearest of them counts.
+        # Several starts may lead to the same config; the nearest start counts.
         if config not in instances or rank < instances[config][0]:
             choice = RowChoice("family", None, instance=found.instance)
             instances[config] = rank, (
@@ -335,7 +336,7 @@ def _instances(
 
 
 def _features(request: _Request, choice: RowChoice) -> dict[str, float]:
-    """The numbers by which a choice is ranked; none if its config is not one of a family."""
+    """The numbers by which a choice is ranked; empty if its config does not belong to a family."""
     if choice.instance is not None:
         family, values = choice.instance
         rules = request.families[family.name]
@@ -359,7 +360,7 @@ def explanation(
 
     Args:
         signature: The signature of the pass.
-        table: The table that the row was chosen from.
+        table: The table from which the row was chosen.
         choice: One of `candidates`.
         dims: Extents by name, in the signature's order.
         dtypes: Dtypes and options, in the signature's order.

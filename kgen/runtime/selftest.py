@@ -162,7 +162,7 @@ def _table_troubles(
 
 
 def _code_trouble(row: Row, cubin: Path) -> str:
-    """The difference between a row's cubin and the measured code, as text; empty if none."""
+    """Describe the difference between a row's cubin and the measured code; empty if none."""
     try:
         found = code_of(cubin.read_bytes()).digest
     except CubinError as problem:

@@ -23,11 +23,11 @@ class Dim(NamedTuple):
     Attributes:
         name: Upper-case by custom: `M`.
         doc: The meaning of the dim; empty in the generated library.
-        smallest: Least legal value.
+        smallest: Smallest legal value.
         like: An earlier dim that this one mostly equals; kgen's short names of problems show this
-            dim only where it differs. The generated library leaves it out.
-        both: How short names spell the two dims where they are equal: `D64` for `K=64,V=64`;
-            empty: as the earlier dim. Not the name of another dim.
+            dim only if it differs. The generated library leaves it out.
+        both: Letter for both dims in short names if they are equal: `D` gives `D64` for
+            `K=64,V=64`; empty: the earlier dim's name. Not the name of another dim.
     """
 
     name: str
@@ -42,10 +42,10 @@ class DTypeField(NamedTuple):
 
     Attributes:
         name: `dtype`, or `<tensor>_dtype`.
-        allowed: Names of dtypes; or names of earlier fields, which means the dtype that the earlier
-            field chose; or `none`, which means that the tensors of this field may be absent. A
-            dtype that only rounds another one (`tf32`) is for fields without tensors; such a field
-            may choose it where it may also choose the dtype that is rounded.
+        allowed: Names of dtypes; or names of earlier fields, which stand for the dtype that the
+            earlier field chose; or `none`, which means that the tensors of this field may be
+            absent. A dtype that only rounds another one (`tf32`) is for fields without tensors;
+            such a field may choose it if it may also choose the dtype that is rounded.
         default: One of these, or None if the problem must choose.
     """
 
@@ -68,7 +68,7 @@ class Option(NamedTuple):
     """A convention that a problem chooses and that no tensor shows; a keyword of the function.
 
     Attributes:
-        name: As in problems and in Python; does not end in `dtype`.
+        name: Name in problems and in Python; does not end in `dtype`.
         allowed: Identifiers; a template gets the chosen one unchanged.
         default: One of these.
         doc: One line for the generated docstring; empty in the generated library.
@@ -84,13 +84,13 @@ class Argument(NamedTuple):
     """A tensor argument or result, as the generated library declares it.
 
     Attributes:
-        name: As in the public function.
+        name: Name in the public function.
         dims: Extents, outermost first; `N + 1` is one more than dim N, and `3` is 3.
         dtype: A dtype field's name, or a fixed dtype.
         free_strides: Dims whose stride the caller chooses; all others are contiguous.
         leading: Whether dims[0] stands for any number of leading dims.
-        layout_of: Of a result: the argument whose order of dims in memory it takes.
-        in_out: Of an argument: the call writes its new values into the same memory.
+        layout_of: For a result: the argument whose order of dims in memory it takes.
+        in_out: For an argument: whether the call writes new values into the same memory.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Packing(NamedTuple):
     Attributes:
         offsets: The input [sequences + 1], of a dtype that may be `none`. Element i is the first
             time step of sequence i; the last element is the end of the last sequence.
-        sequences: The dim that counts the sequences. Without offsets every batch row is one.
+        sequences: The dim that counts the sequences. Without offsets, each batch row is a sequence.
         batch: The dim of batch rows; its extent is 1 with offsets.
     """
 
@@ -132,8 +132,8 @@ class Scalar(NamedTuple):
     """A float32 run-time argument such as eps.
 
     Attributes:
-        name: As in the public function.
-        default: Its default.
+        name: Name in the public function.
+        default: The default value.
         above: The value must be greater than this; None if any value is legal.
         doc: One line for the generated docstring; empty in the generated library.
     """
@@ -175,7 +175,7 @@ class PassSignature(NamedTuple):
         scalars: Float arguments.
         flags: Dtype fields that the caller decides by a keyword because no input shows the choice:
             fields of optional outputs, and fields that allow rounding the operands of products.
-        options: Options, each with a keyword of its own after the flags.
+        options: Options; each has its own keyword after the flags.
         packing: How sequences are packed, if the operator packs any.
     """
 

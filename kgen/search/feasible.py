@@ -21,7 +21,7 @@ from kgen.model.signature import Pass
 from kgen.model.space import Rule, RuleKind, Variant
 
 _ALWAYS = parse_expr("True")
-HARDWARE_LIMIT = "hardware limit"  # place of CUDA limits, which no file declares
+HARDWARE_LIMIT = "hardware limit"  # the `where` of CUDA's limits, which no file declares
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def enumerate_feasible(
     """Enumerate over several variants.
 
     Raises:
-        EmptySpaceError: If nothing is feasible; names the rules that refused most.
+        EmptySpaceError: If no config is feasible; its text names the rules that refused most.
     """
     configs: list[Config] = []
     refusals: list[Refusal] = []
@@ -86,7 +86,7 @@ def _holds(rule: Rule, env: Names) -> bool:
     """Whether a rule's condition is true.
 
     Raises:
-        SpaceError: If it cannot be evaluated, such as a comparison of a text with a number.
+        SpaceError: If it cannot be evaluated, for example if it compares a text with a number.
     """
     try:
         return bool(rule.condition(env))
@@ -132,7 +132,7 @@ def refusing_rule(
 
 
 class Feasibility:
-    """What the rules of one variant say of configs, for one problem on one GPU."""
+    """Evaluates the rules of one variant on configs, for one problem on one GPU."""
 
     def __init__(self, variant: Variant, pass_: Pass, problem: Problem, gpu: GpuProfile) -> None:
         self.variant, self.gpu = variant, gpu
@@ -218,7 +218,7 @@ class Feasibility:
 
 
 def _tuning_call(pass_: Pass, problem: Problem) -> Mapping[str, int]:
-    """Pointers and strides of a tune's tensors: aligned and contiguous; 0 for absent ones."""
+    """Pointers and strides of a tune's tensors: aligned and contiguous; 0 for absent tensors."""
     names: dict[str, int] = {}
     present = problem.present(pass_).tensors
     for tensor in pass_.tensors:

@@ -3,9 +3,9 @@
 Each process is a running trial of the study `kgen/members`. A thread writes the attribute `beat` of
 that trial every few seconds. A process is dead if its trial is finished, if it ran on this machine
 and its pid is gone, or if its beat has not changed for `grace_s` seconds of the observer's own
-clock: clocks of different machines are never compared. An observer that has not read the beats for
-long, because the server was down or it ran something else, counts half of `grace_s` at most for
-that: the others could not beat either, or beat again right now.
+clock: clocks of different machines are never compared. If an observer has not read the beats for
+long, because the server was down or the observer was busy, it counts at most half of `grace_s` for
+that time: the others may have been unable to beat as well, or may beat again right now.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Member:
 
     Attributes:
         id: Its identity, never used again.
-        number: Its place in the order in which processes joined.
+        number: Its number in the order of joining.
         facts: The facts that it publishes about itself: host, pid, GPU, device.
     """
 
@@ -51,7 +51,7 @@ class Membership:
 
     Attributes:
         id: Identity of this process.
-        number: Its place in the order in which processes joined.
+        number: Its number in the order of joining.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Membership:
             self._storage.set_trial_state_values(self._trial_id, TrialState.COMPLETE, [0.0])
         except StorageError:
             if error is None:
-                raise  # else the first error says more; the others find the heartbeat gone
+                raise  # after an error in the block, that error counts; the beats end in any case
         self._thread.join(timeout=self._beat_s)
 
     def publish(self, key: str, value: Any) -> None:
@@ -130,7 +130,8 @@ class Membership:
     def is_dead(self, member: str) -> bool:
         """Whether the process with that identity has left or died.
 
-        A process may begin to work less than a second after it joined.
+        An unknown identity causes a new read: a process may claim a trial within a second after it
+        joined.
         """
         self._read(now=member not in self._known)
         return member not in self._alive
@@ -140,7 +141,7 @@ class Membership:
         if not now and self._alive and time.monotonic() - self._read_at < _READ_EVERY_S:
             return
         alive: dict[str, Member] = {}
-        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)  # may wait for long
+        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)  # may take long
         read_at = time.monotonic()
         passed_s = min(read_at - self._read_at, self._grace_s / 2)
         for trial in trials:
@@ -181,7 +182,7 @@ class Membership:
 
 
 def machine_id() -> str:
-    """Identity of the machine, its boot and its process namespace: what a pid belongs to."""
+    """Identity of the machine, its boot and its process namespace, within which pids are unique."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 (it names no file)
@@ -211,4 +212,4 @@ def start_of_process(pid: int) -> str | None:
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else fields[19]  # a zombie runs no more
+    return None if fields[0] in "ZX" else fields[19]  # a zombie no longer runs

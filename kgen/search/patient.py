@@ -1,8 +1,8 @@
 """An Optuna storage that waits for its server, so that a search survives a database restart.
 
-Optuna's methods may be repeated. A repeated `create_new_trial` may leave a running trial that its
-process does not know; `Search.ask` voids it. A repeated `set_trial_state_values` finds the trial
-finished, which is what it wanted.
+Calls of Optuna's methods may be repeated. A repeated `create_new_trial` may leave a running trial
+that its process does not know; `Search.ask` voids it. A repeated `set_trial_state_values` finds the
+trial already finished, which counts as success.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def patient_storage(
 
     Args:
         inner: The storage.
-        url: Its name in messages.
+        url: The storage's URL, for messages.
         patience_s: How long a method repeats its call.
         say: Receives a line when the wait begins and when it ends; None: standard error.
     """
@@ -57,7 +57,7 @@ class _Patience:
         """Call a method of the storage until its server answers.
 
         Raises:
-            StorageError: If the server does not answer in time, or refuses what is written.
+            StorageError: If the server does not answer in time, or refuses a write.
         """
         method = getattr(self._inner, name)
         pause_s, waited_since = _FIRST_PAUSE_S, 0.0
@@ -66,7 +66,7 @@ class _Patience:
                 answer = method(*arguments, **named)
             except UpdateFinishedTrialError:
                 if waited_since and name == "set_trial_state_values":
-                    answer = True  # the call before was carried out, and its answer lost
+                    answer = True  # the earlier call was carried out, but its answer was lost
                 else:
                     raise
             except Exception as problem:
@@ -95,7 +95,7 @@ class _Patience:
             return answer
 
     def _why_no_answer(self, problem: Exception) -> str:
-        """Why the server does not answer; empty if the error is another."""
+        """Why the server does not answer; empty if the error has another cause."""
         cause = problem.__cause__ if isinstance(problem, StorageInternalError) else problem
         kind = type(cause)
         # PendingRollbackError: Optuna queries once more in the transaction that the server's end
@@ -127,7 +127,7 @@ def _init(self: Any, patience: _Patience) -> None:
     self.patience = patience
 
 
-# A class with every public method of Optuna's, whatever version it is.
+# A class with every public method of the installed Optuna's `BaseStorage`.
 _PatientStorage: Any = type(
     "_PatientStorage",
     (optuna.storages.BaseStorage,),

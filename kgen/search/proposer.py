@@ -21,7 +21,7 @@ RANDOM_SHARE = 0.04
 # Share of proposals taken from the neighbourhood of the best configs only.
 LOCAL_SHARE = 0.33
 _SPREAD_SAMPLE = 64  # random configs, of which the design takes the one farthest from all others
-_MIN_TIMED = 3  # least number of times before the model's variance is meaningful
+_MIN_TIMED = 3  # measured configs from which on the model's variance is meaningful
 
 
 class Proposer:
@@ -70,7 +70,7 @@ class Proposer:
 
     @property
     def has_first(self) -> bool:
-        """Whether configs of `first` are left to propose."""
+        """Whether some configs of `first` have not been proposed yet."""
         return any(self._free[i] for i in self._first)
 
     def mark_pending(self, i: int) -> None:

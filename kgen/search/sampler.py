@@ -97,7 +97,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
         self._settled: set[int] = set()
         self._interruptions: Counter[int] = Counter()
         self._chosen: dict[int, Config] = {}
-        self._lock = threading.Lock()  # of `optimize(n_jobs=...)`
+        self._lock = threading.Lock()  # for `optimize(n_jobs=...)`
 
     @classmethod
     def of(
@@ -143,14 +143,14 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
     def propose(self, study: optuna.Study, n: int, share: Share = WHOLE) -> list[Config]:
         """Return up to n configs that no trial of the study has; fewer when the set runs out.
 
-        Not for several threads at once.
+        Not thread-safe.
 
         Args:
             study: The study whose results count.
-            n: Configs, at most.
-            share: The part that this process proposes from; from the whole set when nothing of
-                the part is free. Processes with one part choose at random, independent of the seed;
-                the configs of `first` come in order all the same.
+            n: Most configs.
+            share: The part of the set from which this process proposes; the whole set once no
+                config of the part is free. Processes that share a part choose at random,
+                independent of the seed; the configs of `first` still come in order.
         """
         self._learn(study)
         part = None if share.parts == 1 else share.members(len(self))
@@ -168,8 +168,10 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Choose the trial's config. Its values are then given one by one, as they are suggested:
-        the objective says by which kind of distribution.
+        """Choose the trial's config, and return no distributions.
+
+        `sample_independent` returns the config's values one by one, because only the objective
+        knows the kind of distribution of each parameter.
         """
         directions = [direction.name for direction in study.directions]
         if directions != ["MINIMIZE"]:
@@ -190,7 +192,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
         return {}
 
     def _given(self, trial: FrozenTrial) -> Config | None:
-        """The config that the trial has: from `enqueue_trial`, or chosen by another process."""
+        """The config that the trial already has, from `enqueue_trial` or another process."""
         for name in (CLAIM, "fixed_params"):
             config = self.space.config_of(trial.system_attrs.get(name, {}))
             if config is not None:
@@ -232,7 +234,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
         value = params[param_name]
         try:
             is_in_range = param_distribution._contains(param_distribution.to_internal_repr(value))
-        except (TypeError, ValueError):  # not a number, or none of the choices
+        except (TypeError, ValueError):  # the value is not a number, or not among the choices
             is_in_range = False
         if not is_in_range:
             raise ValueError(
@@ -249,7 +251,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
         state: TrialState,
         values: Sequence[float] | None,
     ) -> None:
-        """Forget the trial's choice."""
+        """Drop the config that was chosen for the trial."""
         self._chosen.pop(trial.number, None)
 
     def reseed_rng(self) -> None:
@@ -270,7 +272,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
                 continue
             self._settled.add(trial.number)
             if claimed is not None and trial.state == TrialState.FAIL:
-                i = claimed  # it may have failed before it had suggested everything
+                i = claimed  # the trial may have failed before it suggested all parameters
             elif claimed is not None and claimed != i:
                 self._proposer.release(claimed)
             if i is None or trial.user_attrs.get(FATE) == DUPLICATE:

@@ -28,9 +28,9 @@ ELITES = 6  # best configs whose neighbours are always candidates
 FIRST_STEPS, LATER_STEPS = 30, 25  # gradient steps of a hyperparameter fit
 MAX_FAILED = 150  # latest failures the model is conditioned on
 FAILURE_SHARPNESS = 8.0  # at two steps of a four-valued parameter the weight is 1/35
-MANY = 150  # times from which on a fit takes a third of the steps
+MANY = 150  # number of measured configs from which on a fit takes a third of the steps
 MOST_APART = 128  # configs of a batch that are chosen far from each other; joint tunes take more
-REFIT_AFTER = 4  # new times that justify a new fit, or a tenth of those fitted if that is more
+REFIT_AFTER = 4  # new times that trigger a new fit; a tenth of the fitted times, if that is more
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Scored:
         return int(self._candidates[j])
 
     def _now(self) -> Floats:
-        """The score of each candidate, given what is known and believed."""
+        """The score of each candidate, given the observations and the believed values."""
         posterior = self._posterior
         score = log_expected_improvement(posterior.mean, posterior.variance, self._best)
         out: Floats = score + self._bonus
@@ -152,9 +152,9 @@ class Scorer:
     def _log_success(self, candidates: Ints, known: Ints, failed: Ints) -> Floats:
         """Return the log probability that a candidate yields a time at all.
 
-        The success rate of tried configs, weighted by proximity, with half a count of the overall
-        rate. Proximity is plain distance, not the model's: a parameter with little effect on the
-        time may still decide whether the config builds.
+        It is the success rate of tried configs, weighted by proximity, plus half a count of the
+        overall rate. Proximity uses plain distances instead of the model's length scales: a
+        parameter with little effect on the time may still decide whether the config builds.
         """
         if not len(failed):
             return np.zeros(len(candidates))

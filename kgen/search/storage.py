@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 120.0  # a database that restarts answers again within this time
 _CONNECT_TIMEOUT_S = 10
-_OPENINGS = 5  # processes that make a new database's tables at the same time disturb each other
+_OPENINGS = 5  # attempts: processes that create a new database's tables concurrently collide
 _EXAMPLES = "postgresql://user@host/database, mysql://..., sqlite:///file.db, grpc://host:13000"
-# Each scheme with the SQLAlchemy driver that it means where the URL names none.
+# The SQLAlchemy driver of each scheme, if the URL names none.
 _SCHEMES = {
     "postgresql": "postgresql+psycopg",
     "postgres": "postgresql+psycopg",
@@ -55,11 +55,11 @@ class StorageUrl:
 
     @property
     def scheme(self) -> str:
-        """Without the driver: `postgresql`, `mysql`, `sqlite`, `grpc`, `journal`."""
+        """The scheme without the driver: `postgresql`, `mysql`, `sqlite`, `grpc`, `journal`."""
         return self.text.partition("://")[0].partition("+")[0]
 
     def hide(self, text: str) -> str:
-        """Return a text of a driver or of a server without the password."""
+        """Remove the password from a driver's or a server's text."""
         parts = urlsplit(self.text)
         secrets = {parts.password or "", *_passwords_of(parts.query)}
         for secret in sorted((s for s in secrets if s), key=len, reverse=True):
@@ -85,7 +85,7 @@ def parse_storage(text: str) -> StorageUrl:
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
-    except ValueError:  # its text may quote the password
+    except ValueError:  # not chained: the error's text may quote the password
         raise OptionError(
             f"--storage: the {kind} URL is malformed\n  examples: {_EXAMPLES}\n"
             "  write special characters of a password as %XX"
@@ -145,7 +145,7 @@ def open_storage(
     from kgen.search.patient import patient_storage
 
     if optuna.logging.get_verbosity() == optuna.logging.INFO:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # it logs a line per study
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # Optuna logs a line per study
     if url.scheme == "journal":
         return open_journal_file(Path(unquote(urlsplit(url.text).path)))
     try:
@@ -175,7 +175,7 @@ def open_journal_file(path: Path) -> optuna.storages.BaseStorage:
         return JournalStorage(cast(Any, StudyFile(str(path), backend)))
     except (KgenError, OSError):
         raise
-    except Exception as problem:  # Optuna takes what it reads to be whole
+    except Exception as problem:  # Optuna does not expect a damaged file, and may raise anything
         raise RecordError(
             f"{path}: the study is damaged ({type(problem).__name__}: {problem})\n"
             "  next: delete the file; the next tune writes it anew from the journal beside it"
@@ -188,18 +188,18 @@ def _open_database(url: StorageUrl) -> optuna.storages.BaseStorage:
 
     options: dict[str, Any] = {"pool_pre_ping": True}
     if url.scheme in ("postgresql", "mysql"):
-        # One connection for the search and one for the heartbeat: a server admits few.
+        # One connection for the search and one for the heartbeat: servers admit few connections.
         options |= {"pool_size": 1, "max_overflow": 8,
                     "connect_args": {"connect_timeout": _CONNECT_TIMEOUT_S}}
     failure: Exception
     for attempt in range(1, _OPENINGS + 1):
         try:
-            # Optuna fills braces in a URL.
+            # Optuna formats the URL as a template, so braces are doubled.
             text = url.text.replace("{", "{{").replace("}", "}}")
             return optuna.storages.get_storage(
                 optuna.storages.RDBStorage(text, engine_kwargs=options)
             )
-        except (IntegrityError, ProgrammingError) as problem:  # another process makes the tables
+        except (IntegrityError, ProgrammingError) as problem:  # another process creates the tables
             failure = problem
         except OperationalError as problem:
             failure = problem
@@ -220,7 +220,7 @@ def _open_database(url: StorageUrl) -> optuna.storages.BaseStorage:
 def _open_proxy(url: StorageUrl) -> optuna.storages.BaseStorage:
     import optuna
 
-    for package in ("grpc", "google.protobuf"):  # Optuna imports them late
+    for package in ("grpc", "google.protobuf"):  # Optuna imports these lazily
         importlib.import_module(package)
     parts = urlsplit(url.text)
     with warnings.catch_warnings():

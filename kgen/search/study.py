@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 METRIC = "median_us"
 _SPACE = "space"  # study user attribute: digest of the categorical choices
-_BASE = "base"  # study user attribute: the name asked for, without the digest's suffix
+_BASE = "base"  # study user attribute: the requested name, without the digest's suffix
 _OWNER = "owner"  # trial user attribute: the process that runs it
-_BEGUN = "begun"  # trial user attribute: whether it ran, when several processes share the study
-_MEMBER = "member"  # of an owner: its identity among the member processes
+_BEGUN = "begun"  # trial user attribute: whether it has begun; set if processes share the study
+_MEMBER = "member"  # key in `_OWNER`: the owner's identity among the member processes
 _DUPLICATE_ROUNDS = 8
 
 
@@ -110,7 +110,7 @@ class Search:
         self._study_id = storage.get_study_id_from_name(study.study_name)
         self._sampler = sampler
         self._membership, self._abandoned_after_s = membership, abandoned_after_s
-        self._mine: set[int] = set()  # proposals that are not finished
+        self._mine: set[int] = set()  # numbers of the unfinished proposals of this object
 
     def ask(self, n: int, at_most: int | None = None, share: Share = WHOLE) -> list[Proposal]:
         """Return up to n configs that were never tried, most promising first; [] when none is left.
@@ -120,9 +120,9 @@ class Search:
         writes, and the lowest number of a config keeps it.
 
         Args:
-            n: Configs, at most.
-            at_most: Configs of the study that are tried or running, at most. Of processes that
-                ask at the same time, those with the highest numbers get less.
+            n: Most configs.
+            at_most: Most configs of the study that are tried or running. If several processes ask
+                at the same time, those whose trials have the highest numbers get fewer.
             share: The part of the free configs from which this process proposes. Processes that
                 have seen the same results would propose the same configs.
         """
@@ -179,21 +179,21 @@ class Search:
                 count += 1
                 continue
             try:
-                # Read now: it may have begun between the list and the death of its process.
+                # Read again: the trial may have begun after the list was read.
                 attributes = self._storage.get_trial(trial._trial_id).user_attrs
                 begun = self._membership is None or attributes.get(_BEGUN)
                 fate = INTERRUPTED if begun else PASSED_OVER
                 self._storage.set_trial_user_attr(trial._trial_id, FATE, fate)
                 self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
             except UpdateFinishedTrialError:
-                continue  # another process found it at the same time
+                continue  # another process freed it at the same time
         return count
 
     def begin(self, number: int) -> bool:
         """Note that a proposal's trial begins; return False if the proposal was taken away.
 
-        It is taken away from a process that was thought dead: its machine slept, or lost the
-        network. A trial that was never begun does not count as interrupted when its process dies.
+        A proposal is taken away if its process seemed dead, because the machine slept or lost the
+        network. A trial that was never begun does not count as interrupted if its process dies.
         """
         from optuna.exceptions import UpdateFinishedTrialError
 
@@ -360,8 +360,8 @@ def _is_live(
     if not isinstance(owner, dict):
         return False
     if membership is not None and _MEMBER in owner:
-        # What this process runs and this search does not hold belongs to an earlier `Search`, or to
-        # a write whose answer was lost.
+        # A trial of this process that this search does not hold belongs to an earlier `Search`, or
+        # to a write whose answer was lost.
         return owner[_MEMBER] != membership.id and not membership.is_dead(str(owner[_MEMBER]))
     if owner.get("host") != socket.gethostname():
         started = trial.datetime_start
@@ -369,5 +369,5 @@ def _is_live(
             return False
         age = datetime.now(tz=UTC) - started.astimezone(UTC)
         return age.total_seconds() < abandoned_after_s
-    # Trials of this process from before belong to a Search object that was dropped.
+    # Such a trial of this very process belongs to a `Search` object that was dropped.
     return owner.get("pid") != os.getpid() and is_running(owner)

@@ -20,8 +20,8 @@ class StudyFile:
         """Append records.
 
         Raises:
-            StorageError: If they cannot be written. The next `open_study` removes a line that was
-                written in part; the trials themselves are in kgen's journal.
+            StorageError: If they cannot be written. The next `open_study` removes a partial line;
+                kgen's journal has the trials in any case.
         """
         try:
             self._backend.append_logs(logs)

@@ -138,8 +138,8 @@ class Posterior:
 
     `believe` adds a pending candidate with its own mean as the observation ("kriging believer"):
     the means stay and the uncertainty around it shrinks, so that the next pick goes elsewhere.
-    Each costs one row more than the one before it. `believe_all` adds many in one factorisation: a
-    thousand take 0.5 s, and one by one 2.5 s.
+    Each call adds one row to the factorisation. `believe_all` adds many candidates in one
+    factorisation: a thousand take 0.5 s, and 2.5 s one by one.
     """
 
     def __init__(

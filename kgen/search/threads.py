@@ -23,5 +23,5 @@ def one_blas_thread() -> Iterator[None]:
 
 @functools.cache
 def _blas() -> ThreadpoolController:
-    """The libraries of linear algebra that are loaded; the caller has imported numpy."""
+    """The loaded linear-algebra libraries; the caller must have imported numpy."""
     return ThreadpoolController().select(user_api="blas")

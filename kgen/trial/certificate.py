@@ -1,7 +1,7 @@
 """Certificates: the records of configs that were verified with every input case.
 
-The device's part is made first, and counts as a record of its own. The runs on the host layer
-(`HostRunner`) follow in the background; a second record adds them.
+The device runs come first and are recorded on their own. The runs on the host layer (`HostRunner`)
+follow in the background; a second record adds them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Certificate:
     """A config that went through every input case on the device.
 
     Attributes:
-        rendered: Its source.
+        rendered: The config's source.
         artifact: The built module.
         record: The record; its fate says whether the config was verified.
     """
@@ -33,7 +33,7 @@ class Certificate:
 
     @property
     def is_verified(self) -> bool:
-        """Whether every input case went well."""
+        """Whether the config passed on every input case."""
         return self.record.fate is Fate.VERIFIED
 
 
@@ -45,10 +45,10 @@ def certify(session: Session, problem: Problem, trial: Record) -> Certificate | 
     Args:
         session: The session of the trial.
         problem: The trial's problem.
-        trial: Its record; the certificate keeps its time.
+        trial: The trial's record, whose time the certificate takes over.
     Returns:
-        The certificate; None if the config no longer builds: the cache was cleared and the
-        compiler is broken, say.
+        The certificate; None if the config no longer builds, for example because the cache was
+        cleared and the compiler is broken.
     """
     config = trial.config
     rendered = session.render(config, problem)
@@ -76,7 +76,7 @@ def certified_outcome(
     built: Artifact,
     seeds: tuple[int, int] | None = None,
 ) -> TrialOutcome:
-    """Verify a build with every input case, unless it must not run.
+    """Verify a build with every input case, unless the session refuses to run it.
 
     Args:
         session: The session of the trials.

@@ -15,7 +15,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from kgen.worker.messages import Setup
 from kgen.worker.process import worker_main
 
-# Enough to name who prints, and of a crash's last words the line that says what happened.
+# Enough to show what is printed, and the last lines that a crashed worker wrote to stderr.
 _HEAD_BYTES = 200
 _TAIL_BYTES = 4000
 
@@ -23,17 +23,19 @@ _TAIL_BYTES = 4000
 _SPAWN = multiprocessing.get_context("spawn")  # for GPUs: fork would copy CUDA state
 
 
-# A Unix socket's path has at most 107 bytes. Below the temporary folder the server's has this many.
+# A Unix socket's path has at most 107 bytes, of which the server's socket uses so many below the
+# temporary folder.
 _MOST_SOCKET_BYTES = 107
 _SOCKET_NAME_BYTES = len("/pymp-12345678/listener-12345678")
 
 
 def _host_context() -> SpawnContext | ForkServerContext:
-    """Start workers of the host as forks of a server that has loaded torch.
+    """The multiprocessing context of host workers: forks of a server that has loaded torch.
 
-    Loading torch takes seconds of a core, and a tune has a worker, its spare, and those that verify
-    winners. The server is started with the first of them and ends with this process. Where the
-    path of the temporary folder is too long for the server's socket, workers are spawned.
+    Loading torch takes seconds of a core, and a tune has several workers: the main one, its spare,
+    and those that verify winners. The server starts with the first of them and ends with this
+    process. If the path of the temporary folder is too long for the server's socket, workers are
+    spawned instead.
     """
     folder_bytes = len(os.fsencode(tempfile.gettempdir()))
     if folder_bytes + _SOCKET_NAME_BYTES > _MOST_SOCKET_BYTES:
@@ -44,12 +46,13 @@ def _host_context() -> SpawnContext | ForkServerContext:
 
 
 class Child:
-    """A process that runs `worker_main`. It loads its modules at once, and opens the device when
-    told to go.
+    """A process that runs `worker_main`.
+
+    It loads its modules at once, and opens the device when it receives the first message.
 
     Attributes:
-        printed_bytes: What it wrote to stdout so far: kernels can print, kgen itself does not.
-        printed_head: The beginning of that.
+        printed_bytes: Bytes written to stdout so far: kernels can print, kgen itself does not.
+        printed_head: The first bytes written to stdout.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -82,10 +85,11 @@ class Child:
         return self._process.pid
 
     def poll(self, timeout_s: float) -> bool:
-        """Wait for an answer, and meanwhile swallow what the process prints.
+        """Wait for an answer, and meanwhile read what the process prints.
 
-        A kernel that prints without end would otherwise fill the pipe and stand still, or fill the
-        user's terminal. False if there is no answer in time; an ended process counts as one.
+        A kernel that prints endlessly would otherwise fill the pipe and block, or fill the user's
+        terminal. Returns False if there is no answer in time; the end of the process counts as an
+        answer.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -99,31 +103,32 @@ class Child:
                 return False
 
     def drain(self) -> None:
-        """Swallow what was printed before the answer that came last."""
+        """Read all that was printed before the last answer."""
         while ready := connection.wait(self._open, 0):
             for stream in ready:
                 assert isinstance(stream, connection.Connection)
                 self._swallow(stream)
 
     def kill(self) -> None:
-        """End it at once, without waiting: a GPU that runs an endless kernel ends it slowly.
+        """Kill the process without waiting: with an endless kernel on the GPU, its end takes long.
 
-        On the host it may wait for a sanitized program that never ends; that is of its group.
+        On the host the process may be waiting for a sanitized program that never ends. So its whole
+        process group is killed.
         """
         if self._on_host and self.pid is not None and self._process.is_alive():
-            with contextlib.suppress(ProcessLookupError):  # it has no group yet, and no programs
+            with contextlib.suppress(ProcessLookupError):  # no process group yet, so no programs
                 os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()
 
     def dismiss(self) -> None:
-        """Tell it to end, and wait; by force if it does not."""
+        """Ask the process to end, wait, and kill it if it does not."""
         with contextlib.suppress(OSError):
             self.pipe.send(None)
         self._join(5.0)
         self._close()
 
     def reap(self) -> str:
-        """Wait for an ended or killed process, and say how it ended."""
+        """Wait for an ended or killed process, and describe how it ended."""
         self._join(10.0)
         with contextlib.suppress(OSError):
             self.drain()
@@ -160,11 +165,11 @@ class Child:
 
 @contextlib.contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach, until they unblock SIGINT themselves.
+    """Block SIGINT while a process starts, so that Ctrl-C cannot reach it before it is ready.
 
-    A worker ignores Ctrl-C once it runs kgen's code, but Python takes 0.1 s to load that.
+    A worker ignores Ctrl-C once it runs kgen's code, but Python takes 0.1 s to load that code.
     """
-    resource_tracker.ensure_running()  # it would unblock SIGINT when it starts
+    resource_tracker.ensure_running()  # started here, because its start would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

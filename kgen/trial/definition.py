@@ -1,8 +1,8 @@
 """Digests of what a verdict depends on besides the kernel: definition, inputs and guards.
 
-A kernel is wrong or right by the definition, on the inputs that are tried, for the calls that its
-guards admit. When one of them changes, an earlier verdict says nothing. The digests are of the code
-of what is called, and of what that refers to in the operators' modules, without comments.
+A verdict holds for one definition, certain inputs, and the calls that the variant's guards admit.
+When one of these changes, an earlier verdict is void. The digests cover the code of the functions
+that are called, and all code in the operators' modules to which they refer, without comments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 def definition_digest(operator: Operator) -> str:
     """Return the digest of an operator's definition, scale, inputs, cases and untouched elements.
 
-    Empty if their source cannot be read: records then count as of an unknown definition.
+    Empty if their source cannot be read: the definition of such records counts as unknown.
     """
     seen: dict[str, str] = {}
     try:
@@ -42,10 +42,10 @@ def definition_digest(operator: Operator) -> str:
 
 
 def trained_digest(operator: Operator) -> str:
-    """Return the digest of how an operator draws the inputs of a trained model, for timing.
+    """Return the digest of the function that draws an operator's trained inputs, for timing.
 
-    It belongs to a time, never to a verdict: `definition_digest` does not contain it. Empty if the
-    operator declares none; `unknown` if their source cannot be read.
+    Times depend on it, verdicts do not, so `definition_digest` does not contain it. Empty if the
+    operator declares no trained inputs; `unknown` if the function's source cannot be read.
     """
     if operator.trained is None:
         return ""
@@ -59,19 +59,21 @@ def trained_digest(operator: Operator) -> str:
 
 
 def guards_digest(variant: Variant) -> str:
-    """Return the digest of the calls that a variant admits, and of how its launches may differ."""
+    """Return the digest of a variant's guards, and of whether it is nondeterministic or keeps
+    state.
+    """
     guards = [variant.inlined(rule.condition).text for rule in variant.guards]
     return digest_of([guards, bool(variant.nondeterministic), bool(variant.keeps_state)])
 
 
 def _add(value: Any, home: str, seen: dict[str, str]) -> None:
-    """Add what a value is, and what its code refers to, to `seen`."""
+    """Add the text of a value's code, and of the code to which it refers, to `seen`."""
     if isinstance(value, partial):
         _add(value.func, home, seen)
         seen[f"partial {len(seen)}"] = repr((value.args, sorted(value.keywords.items())))
         return
     if not isinstance(value, FunctionType | type):
-        # An object that is called: its class, and what it holds.
+        # A callable object: its class and its plain attributes.
         held = getattr(value, "__dict__", {})
         slots = [name for name in getattr(type(value), "__slots__", ()) if hasattr(value, name)]
         held = {**held, **{name: getattr(value, name) for name in slots}}
@@ -101,7 +103,7 @@ def _add(value: Any, home: str, seen: dict[str, str]) -> None:
 
 
 def _home(value: Any) -> str:
-    """The package of an operator's modules: `kgen.operators`, or the module of another."""
+    """The package of a value's module (`kgen.operators`), or the module if it has no package."""
     if isinstance(value, partial):
         return _home(value.func)
     module = getattr(value, "__module__", "") or ""
@@ -113,10 +115,10 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 
 def canonical(node: Any) -> str:
-    """Spell a syntax tree, the same in every Python: fields that are empty or None are left out.
+    """Write a syntax tree as text, identical in all Python versions, without empty or None fields.
 
-    `ast.dump` has a field more since Python 3.12 (`type_params`) and drops empty ones since 3.13:
-    hosts with different Pythons would not know each other's records.
+    `ast.dump` has one more field since Python 3.12 (`type_params`), and omits empty fields since
+    3.13. With it, hosts with different Python versions could not reuse each other's records.
     """
     if isinstance(node, ast.AST):
         fields = ((name, getattr(node, name, None)) for name in node._fields)

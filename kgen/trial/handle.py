@@ -41,8 +41,8 @@ Outcome = TypeVar(
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network file system is slow
 TRIAL_TIMEOUT_S = 30.0
-# A certificate has some fifty sets of inputs where a trial has one, and the definition of a
-# recurrence takes them step by step.
+# A certificate's time limit, in time limits of a trial. A certificate has some fifty sets of inputs
+# where a trial has few, and the definition of a recurrence evaluates them step by step.
 CERTIFICATE_TRIALS = 6
 TRACE_TIMEOUT_S = 900.0  # peers compile, and a slow one leaves the profiler many events to sort
 MAX_RESTARTS_IN_A_ROW = 3
@@ -59,12 +59,12 @@ class WorkerTimeoutError(Exception):
 class WorkerHandle:
     """One worker process at a time, replaced when it dies. Use as a context manager.
 
-    A spare process has loaded its modules, which is most of the start-up time, and holds no device.
-    So replacing a killed worker takes well under a second.
+    A spare process has already loaded its modules, which is most of the start-up time, but has not
+    opened the device. So replacing a killed worker takes well under a second.
 
     Attributes:
-        set_place: Of the last trial of a part, the place of the input set that was begun last; None
-            if none was.
+        set_place: Index of the input set that the last trial with a `part` began last; None if it
+            began none.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class WorkerHandle:
         self._wants_spare = spare
         self._child: Child | None = None
         self._spare: Child | None = None
-        self._newest: Child | None = None  # ready or not
+        self._newest: Child | None = None  # the latest child, even if it is not ready yet
         self._aborted = False
-        self._lock = threading.Lock()  # of what `abort` needs
+        self._lock = threading.Lock()  # guards `_newest`, `_aborted` and the spare
         self._starts = 0
         self.set_place: int | None = None
         self._reapers: list[threading.Thread] = []
@@ -103,7 +103,10 @@ class WorkerHandle:
         return max(0, self._starts - 1)
 
     def preload(self) -> None:
-        """Let the first worker load its modules already; it holds no device before it is asked."""
+        """Start the first worker's process now, so that it loads its modules early.
+
+        It opens the device only at the first request.
+        """
         with self._lock:
             if self._child is None and self._spare is None and not self._aborted:
                 self._spare = Child(self._setup)
@@ -126,7 +129,7 @@ class WorkerHandle:
         """Ask for the names of the available peers.
 
         Raises:
-            WorkerError: If the worker died over it, or the operator's `peers` raised.
+            WorkerError: If the worker died or timed out, or the operator's `peers` raised.
         """
         try:
             return self._ask(request, PeerNamesOutcome, START_TIMEOUT_S)
@@ -138,7 +141,8 @@ class WorkerHandle:
     def trial(self, trial: Trial) -> TrialOutcome:
         """Run one trial; whatever happens to the worker becomes the trial's fate.
 
-        What a kernel prints in a part of a run is counted in the outcome, for whoever joins them.
+        A kernel that prints is rejected. For a trial with a `part`, the outcome holds the number of
+        printed bytes instead, and whoever joins the parts rejects the kernel.
 
         Raises:
             VerifyError: If the operator's own module is at fault.
@@ -211,7 +215,7 @@ class WorkerHandle:
         """End the worker: ask it to stop, then kill it."""
         child, spare = self._child, self._spare
         self._child = self._spare = None
-        if spare is not None:  # it holds nothing, and may still be loading its modules
+        if spare is not None:  # it has not opened the device, and may still be loading modules
             spare.kill()
             spare.reap()
         if child is not None:
@@ -284,7 +288,7 @@ class WorkerHandle:
                 raise WorkerError(ready.message)
             if self._starts > 1:
                 self.replacement_s.append(time.monotonic() - started)
-                self._keep_spare()  # what crashes once may soon crash again
+                self._keep_spare()  # after one crash, another one is likely
             self._child = child
             return child
         raise WorkerError(
@@ -315,7 +319,7 @@ class WorkerHandle:
 
 
 def printing_refused(printed: int, head: bytes) -> TrialOutcome:
-    """The outcome of a trial whose kernel prints."""
+    """The outcome of a trial whose kernel printed something."""
     lines = head.decode(errors="replace").splitlines()
     first = f"; it begins: {lines[0][:80]}" if lines else ""
     return TrialOutcome(

@@ -1,7 +1,8 @@
-"""Functions of the system's libraries that a kernel built for the host calls, and must not.
+"""Finds forbidden calls of system libraries in a kernel that is built for the host.
 
-They keep state from launch to launch, read a clock, or tell the host layer from a GPU. A GPU has
-none of them. The names are those of the module's dynamic symbols, so no spelling hides one.
+Such functions keep state from launch to launch, read a clock, or distinguish the host layer from a
+GPU; a GPU has none of them. The names come from the module's dynamic symbols, so no spelling in the
+source hides a call.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ fopen fopen64 fdopen creat read write pread pwrite fread fwrite shm_open memfd_c
 popen dlopen dlsym signal sigaction raise
 """
 _REFUSED = frozenset(_NAMES.split())
-# Of names of the C++ library, as the compiler writes them.
+# Parts of mangled names of the C++ library.
 _REFUSED_PARTS = (
     "6chrono", "13random_device", "basic_fstream", "basic_ofstream", "basic_ifstream",
 )
 
 
 def system_calls(module: bytes) -> tuple[str, ...]:
-    """Return the names of such functions in a shared object; none of what is no 64-bit ELF file."""
+    """Return the forbidden functions that a shared object calls; empty if it is no 64-bit ELF."""
     try:
         return tuple(
             name for name in _undefined(module)
@@ -39,7 +40,7 @@ def system_calls(module: bytes) -> tuple[str, ...]:
 
 
 def _undefined(module: bytes) -> list[str]:
-    """Names of the symbols that other libraries define."""
+    """Names of the undefined symbols, which other libraries must define."""
     identity, *rest = _HEADER.unpack_from(module)
     if identity[:6] != b"\x7fELF\x02\x01":
         raise ValueError("no 64-bit ELF file")

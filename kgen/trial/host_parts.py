@@ -1,6 +1,6 @@
-"""Put the parts of a host run together: the outcome is that of the run in one process.
+"""Joins the outcomes of a host run's parts into the outcome that a single process would have.
 
-Each part tries some of the run's input sets, with all orders of threads, in a process of its own.
+Each part runs some of the run's input sets, with all orders of threads, in its own process.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class PartEnd:
     """How a part ended.
 
     Attributes:
-        outcome: The outcome of its trial, or the error that there is instead.
-        place: Of the input set that it had begun last; None if none.
+        outcome: The outcome of the part's trial, or the error that was raised instead.
+        place: Index of the input set that the part began last; None if it began none.
     """
 
     outcome: TrialOutcome | WorkerError | VerifyError
@@ -37,18 +37,18 @@ class PartEnd:
 
     @property
     def is_end(self) -> bool:
-        """Whether it tried all of its sets, and none refused the kernel."""
+        """Whether the part ran all of its sets, and the kernel passed on each."""
         return isinstance(self.outcome, TrialOutcome) and self.outcome.fate is Fate.VERIFIED
 
 
 def joined_outcome(ends: Sequence[PartEnd]) -> TrialOutcome:
-    """The outcome of a run from the ends of all its parts.
+    """The outcome of a run, from the ends of all its parts.
 
-    The first fault in the order of the run counts. A fault comes before a part that took too long
-    or had no worker: the kernel was seen to be wrong.
+    If several parts found a fault, the first one in the order of the run counts. A fault takes
+    precedence over a part that timed out or had no worker, because it proves the kernel wrong.
 
     Raises:
-        VerifyError, WorkerError: What a part raised, if no part found a fault.
+        VerifyError, WorkerError: The error of a part, if no part found a fault.
     """
     stops = [end for end in ends if not end.is_end]
     if stops:

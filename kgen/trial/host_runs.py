@@ -5,8 +5,8 @@ away, or a read of shared memory that only an earlier block wrote. The host laye
 runs a block's threads in orders that no GPU would choose, fills shared memory with NaN, and
 AddressSanitizer watches every access. So winners are run there too, at small sizes.
 
-A run takes a core for a minute or more. Where other cores are idle its input sets are shared out to
-several processes (`kgen.check.parts`), and `kgen.trial.host_parts` puts the parts together again.
+A run occupies a core for a minute or more. If other cores are idle, its input sets are distributed
+over several processes (`kgen.check.parts`), and `kgen.trial.host_parts` joins their outcomes.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
 
 Result = TypeVar("Result")
 
-# (compiler, orders of threads, one launch each). The plain build fills static shared memory with
-# NaN, and must give the same bits in every order; the sanitized one has red zones around
-# everything, and starts a process for each launch.
+# (compiler, orders of a CTA's threads; one launch per order). The plain build fills static shared
+# memory with NaN, and must give the same bits in every order. The sanitized build has red zones
+# around all memory, and starts a process for each launch.
 RUNS = (("host", (0, 1, 2, 3)), ("host-asan", (0,)))
 TIMEOUT_S = 300.0
-# More parts than there are idle cores: how long a set takes is estimated.
+# More parts than idle cores even out errors in the estimated times of the sets.
 PARTS_PER_CORE = 2
-# Worker processes of a runner, at most: the largest set of a run is a tenth of it or more.
+# Most worker processes of a runner: the largest set of a run is a tenth of it or more, so further
+# processes would not shorten it.
 MOST_JOBS = 16
-# Blocks of a launch must meet on several OS threads, however many parts run beside it.
+# OS threads that run a launch's CTAs, at least: CTAs that exchange data must run concurrently even
+# if other parts occupy the cores.
 LEAST_THREADS = 2
 
 
@@ -54,9 +56,9 @@ class HostRunResult:
 
     Attributes:
         runs: The runs that found no fault.
-        missing: Why there are none or not all; empty if all were made.
+        missing: Why some or all runs are missing; empty if all were made.
         fault: The fault that was found; empty if there is none.
-        kept: Whether an earlier tune made the runs, so that a record has them already.
+        kept: Whether the runs come from an earlier tune, so that a record already has them.
     """
 
     runs: tuple[HostRun, ...] = ()
@@ -87,12 +89,12 @@ class HostRunner:
         Args:
             setup: The setup of the tune; its device is replaced by the host layer.
             include: Folder of the device library.
-            jobs: Worker processes at once. Proofs share them: a proof gets as many as there are
-                for each proof that runs or waits when it begins.
-            most_jobs: The same after `widen`; None: as before.
+            jobs: Worker processes at once. When a host run begins, it gets an equal share of them:
+                their number divided by the number of host runs that run or wait.
+            most_jobs: The number after `widen`; None: the same.
         """
-        # The limit on device memory is of the GPU; here it would be of a process that loads torch.
-        # One SM: there persistent blocks take several batches of few rows each.
+        # The memory limit is meant for the GPU; here it would apply to a process that loads torch.
+        # One SM, so that persistent CTAs process several batches even with few rows.
         gpu = replace(setup.gpu, sm_count=1)
         self._setup = replace(setup, gpu=gpu, on_host=True, memory_bytes=None)
         self._compilers: dict[str, Compiler] = {}
@@ -104,7 +106,7 @@ class HostRunner:
             self._missing = str(problem).splitlines()[0]
         self._jobs = jobs
         self._most_jobs = max(jobs, most_jobs or jobs)
-        # A thread of a proof waits for those of its parts, which never wait for a proof.
+        # Two pools, to avoid deadlock: threads of proofs wait for their parts, never vice versa.
         self._proofs = ThreadPoolExecutor(jobs, thread_name_prefix="kgen-host-run")
         self._parts = ThreadPoolExecutor(self._most_jobs, thread_name_prefix="kgen-host-part")
         self._idle: list[_Worker] = []
@@ -112,7 +114,7 @@ class HostRunner:
         self._unfinished = 0  # proofs
         self._busy = 0  # workers
         self._closed = False
-        self._lock = threading.Lock()  # of the five above, and of `_jobs`
+        self._lock = threading.Lock()  # guards the five attributes above, and `_jobs`
         self._may_run = threading.Condition(self._lock)
 
     def __enter__(self) -> HostRunner:
@@ -130,13 +132,13 @@ class HostRunner:
         problem: Problem,
         known: Evidence | None = None,
     ) -> Future[HostRunResult]:
-        """Build and run in the background, unless that is done.
+        """Build and run in the background, unless the runs have been made already.
 
         Args:
-            rendered, variant, config, pass_name, problem: What is to be run.
-            known: What an earlier certificate of the same code has. Its host runs count if they
-                were made of the same text by the same compilers: host branches of headers are no
-                part of the machine code.
+            rendered, variant, config, pass_name, problem: The kernel to run.
+            known: The evidence of an earlier certificate of the same machine code. Its host runs
+                are reused if they were made from the same text by the same compilers. The machine
+                code alone is no proof of that, as it lacks the headers' branches for the host.
         """
         if known is not None and self._are_todays(known.host, rendered):
             done: Future[HostRunResult] = Future()
@@ -146,17 +148,18 @@ class HostRunner:
         return self._submit(lambda: self._run_claim(claim))
 
     def trial(self, trial: Trial) -> Future[TrialOutcome]:
-        """Run a trial of the host's own build in the background, beside others."""
+        """Run a trial of a build for the host in the background."""
         return self._submit(lambda: self._begin(trial, self._cores(), 0).outcome())
 
     def widen(self) -> None:
-        """Use the cores that were left to something else, which has ended."""
+        """Use `most_jobs` worker processes, because the work that used the other cores has ended.
+        """
         with self._may_run:
             self._jobs = self._most_jobs
             self._may_run.notify_all()
 
     def close(self) -> None:
-        """Drop what waits and end what runs: Ctrl-C need not wait for a sanitized build."""
+        """Cancel waiting runs and kill running ones, so that Ctrl-C need not wait for them."""
         for pool in (self._proofs, self._parts):
             pool.shutdown(wait=False, cancel_futures=True)
         with self._may_run:
@@ -186,12 +189,12 @@ class HostRunner:
         return self._proofs.submit(counted)
 
     def _cores(self) -> int:
-        """Worker processes for a proof that begins now."""
+        """Number of worker processes for a host run that begins now."""
         with self._lock:
             return max(1, self._jobs // max(1, self._unfinished))
 
     def _are_todays(self, runs: Sequence[HostRun], rendered: Rendered) -> bool:
-        """Whether the runs are the same as those that would be made now."""
+        """Whether earlier runs are identical to those that would be made now."""
         if self._missing:
             return False
         wanted = [(self._where(name), orders, self._key(name, rendered)) for name, orders in RUNS]
@@ -215,7 +218,7 @@ class HostRunner:
         begun: dict[str, _Begun | BuildFailure] = {}
         host_run = HostRunResult()
         try:
-            if cores > 1:  # beside each other; else one after the other, in one process
+            if cores > 1:  # both runs concurrently; else one after the other, in one process
                 for place, (name, orders) in enumerate(RUNS):
                     begun[name] = self._begin_built(claim, builds[name], orders, cores, place)
             for place, (name, orders) in enumerate(RUNS):
@@ -267,8 +270,8 @@ class HostRunner:
         Args:
             trial: The whole run.
             cores: Worker processes for it.
-            place: Number of the run among those of a proof: as in one worker, which counts its
-                trials of a problem, each has fresh inputs of its own.
+            place: Index of the run in `RUNS`. The fresh inputs depend on it, as they do in a single
+                worker, which counts the trials of a problem.
         """
         if cores == 1:
             return _Begun((self._parts.submit(self._run, trial),))
@@ -296,7 +299,7 @@ class HostRunner:
         return PartEnd(outcome, worker.handle.set_place)
 
     def _free_worker(self, subject: tuple[str, Problem]) -> _Worker:
-        """An idle worker, one that has the subject's input sets if there is one; else a new one.
+        """Wait for a free worker; prefer an idle one that has cached the subject's input sets.
 
         Raises:
             WorkerError: If the runner is closed.
@@ -334,7 +337,7 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A run under way: all of it, or its parts in their order."""
+    """A running host run: the whole run, or its parts in their order."""
 
     ends: tuple[Future[PartEnd], ...]
 
@@ -342,7 +345,7 @@ class _Begun:
         """Wait for the outcome.
 
         Raises:
-            WorkerError, VerifyError: As of `WorkerHandle.trial`.
+            WorkerError, VerifyError: As in `WorkerHandle.trial`.
         """
         try:
             ends = [end.result() for end in self.ends]
@@ -355,7 +358,7 @@ class _Begun:
         return ends[0].outcome
 
     def drop(self) -> None:
-        """Begin no further part."""
+        """Cancel the parts that have not begun."""
         for end in self.ends:
             end.cancel()
 
@@ -373,7 +376,7 @@ def _add(
     outcome: TrialOutcome,
 ) -> HostRunResult:
     where = f"on the host, {compiler}, thread orders {', '.join(map(str, orders))}"
-    if outcome.fate is Fate.TIMED_OUT:  # slow is not wrong: the CPU runs a thread after the other
+    if outcome.fate is Fate.TIMED_OUT:  # no fault: the CPU runs threads one after the other
         return replace(host_run, missing=f"{where}: {outcome.reason}")
     if outcome.fate is not Fate.VERIFIED:
         return replace(host_run, fault=f"{where}: {outcome.reason}")
@@ -384,5 +387,5 @@ def _add(
 
 
 def with_host_runs(evidence: Evidence, host_run: HostRunResult) -> Evidence:
-    """Add host runs to what is known of a certificate."""
+    """Add host runs to the evidence of a certificate."""
     return replace(evidence, host=host_run.runs, host_missing=host_run.missing)

@@ -36,11 +36,11 @@ class KeptCertificates:
         """Return the newest record of the keys if it is a certificate; None if there is none.
 
         Args:
-            journal: The tune's own. What it got since the last call is read; other processes may
-                write to it.
-            keys: The keys of one kernel: its trial may have been one of a cold or of a warm L2.
+            journal: The tune's own journal. Records that were appended since the last call, also by
+                other processes, are read first.
+            keys: The keys of one kernel, for cold and for warm L2.
         Raises:
-            StorageError, RecordError: As of `Journal.read`.
+            StorageError, RecordError: As in `Journal.read`.
         """
         self._read(journal)
         found = [self._by_key[key] for key in keys if key in self._by_key]
@@ -53,7 +53,7 @@ class KeptCertificates:
         return record.id in self._own_ids
 
     def _read(self, journal: Journal) -> None:
-        if not self._others_read:  # first: the tune's own records replace them
+        if not self._others_read:  # read first, so that the tune's own records replace them
             self._others_read = True
             for path in self._others:
                 if path.resolve() != journal.path.resolve():
@@ -64,8 +64,8 @@ class KeptCertificates:
 
     def _add(self, records: Sequence[Record]) -> None:
         for record in records:
-            # Neither a verified trial of a search is a certificate, nor a predicted row's, which
-            # ran on the CPU alone; and they say nothing against one.
+            # Two kinds of verified records are no certificates and do not revoke one: trials of a
+            # search, and predicted rows, which ran only on the CPU.
             is_certificate = record.evidence is not None and record.evidence.launches > 0
             counts = is_certificate or record.fate is not Fate.VERIFIED
             if record.key and counts and self._is_current(record):

@@ -1,11 +1,12 @@
-"""Whether a kernel can keep something from one launch to the next outside its tensors.
+"""Detects kernels that can keep state from one launch to the next outside their tensors.
 
-A global variable lives as long as the loaded module. A kernel that counts its launches in one, say,
-passes every proof and is wrong later. So kernels with global variables are refused, unless their
-variant says why it has them (`keeps_state`). A cubin shows them all. A build for the host has no
-symbols, so there the rendered source is looked through: also for variables of a namespace, which
-need no keyword there. What a macro or a spliced line may spell is refused where it is defined.
-Memory from the heap outlives a launch, too, and so does a member that may change in a constant.
+A global variable lives as long as the loaded module. A kernel that counts its launches in one, for
+example, passes every verification and is wrong later. So kernels with global variables are refused,
+unless the variant states a reason (`keeps_state`). The symbols of a cubin list all of them. A build
+for the host has no symbols, so the rendered source is searched, also for variables at namespace
+scope, which need no keyword on the host. Macros and spliced lines that could spell such a variable
+are refused where they are defined. Heap memory and `mutable` members of constants outlive a launch
+as well, and are refused, too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kgen.runtime.cache import read_file
 from kgen.runtime.code_digest import CubinError, globals_used
 from kgen.trial.host_imports import system_calls
 
-# A declaration up to the first character that tells a variable from a function.
+# A declaration, up to the first character that distinguishes a variable from a function.
 _DECLARATION = re.compile(
     r"\b(?P<kind>static|thread_local|__device__|__managed__)\b(?P<rest>[^;{}()=\[]*)"
     r"(?P<end>[;{}()=\[])",
@@ -35,7 +36,7 @@ _NO_VARIABLE = re.compile(
 _MACRO = re.compile(r"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)(.*)$")
 _KEEPS = re.compile(r"\b(static|thread_local|__device__|__managed__)\b|##")
 _INLINE = re.compile(r"\b(static|inline|KGEN_DEVICE|__forceinline__)\b")
-_ARGUMENTS = re.compile(r"<[^<>;(){}]*>")  # of a template: a constant in it says nothing
+_ARGUMENTS = re.compile(r"<[^<>;(){}]*>")  # template arguments; a `const` in them does not count
 _CONSTANTS = re.compile(r"\b__constant__\b([^;={(]*)")
 _CHANGES = re.compile(r"\bmutable\s+\w+|\b(?:new|malloc)\b\s*[\w(\[]")
 _ATTRIBUTE = re.compile(
@@ -52,10 +53,10 @@ _NUMBER_IN_BRACKETS = re.compile(r"^[\w:<>\s,*&]+\s[\w]+\s*\(\s*[-+.\d]")
 
 
 def kept_state(rendered: Rendered, artifact: Artifact, variant: Variant) -> str:
-    """Return why a build is refused; empty if it keeps nothing, or its variant says why it may.
+    """Return why a build is refused; empty if it keeps no state, or its variant says why it may.
 
     Args:
-        rendered: Its source.
+        rendered: The source of the build.
         artifact: The build.
         variant: The variant of the config.
     """
@@ -70,7 +71,7 @@ def kept_state(rendered: Rendered, artifact: Artifact, variant: Variant) -> str:
     names = names or variables_of(rendered.source)
     if not names:
         return ""
-    # A kernel may name a variable so, too: the compiler's own is refused all the same.
+    # The name gets an explanation, but no exception: a kernel's own variable may have it, too.
     printed = " ($str: the text of a printf)" if "$str" in names else ""
     return (
         f"the kernel has global variables, which live from one launch to the next: "
@@ -82,9 +83,9 @@ def kept_state(rendered: Rendered, artifact: Artifact, variant: Variant) -> str:
 def variables_of(source: str) -> tuple[str, ...]:
     """Return the names of variables in a CUDA source that outlive a launch.
 
-    Those are `static`, `__device__` and `__managed__` variables, and those of a namespace, that are
-    neither constant nor shared. Functions and static assertions are told from them by what follows
-    the name.
+    These are `static`, `__device__` and `__managed__` variables and variables at namespace scope,
+    if they are neither constant nor shared. Functions and static assertions are recognised by the
+    characters after the name.
     """
     text = bare_text(source).replace("\\\n", "").replace("%:", "#")  # a digraph of C++
     found = [f"macro {m[1]}" for m in _MACRO.finditer(text) if _KEEPS.search(m[2])]
@@ -102,7 +103,7 @@ def variables_of(source: str) -> tuple[str, ...]:
 
 
 def _written_constants(text: str) -> list[str]:
-    """Names of `__constant__` variables that the source writes: a compiler for the host lets it."""
+    """Names of `__constant__` variables that the source writes, which host compilers allow."""
     found = []
     for match in _CONSTANTS.finditer(text):
         name = "".join(_last_name(match[1].split("[")[0]))
@@ -115,16 +116,16 @@ def _written_constants(text: str) -> list[str]:
 
 
 def _is_constant(declaration: str) -> bool:
-    """Whether what a declaration declares cannot change, or is no variable."""
+    """Whether a declaration declares something that cannot change, or no variable at all."""
     while (bare := _ARGUMENTS.sub(" ", declaration)) != declaration:
         declaration = bare
     if _HARMLESS.search(declaration):
         return True
     if _RECORD.match(declaration.strip()) and len(re.findall(r"[A-Za-z_]\w*", declaration)) < 3:
-        return True  # a type is named, and nothing of it
+        return True  # names a type, but declares no variable of it
     to, *pointers = declaration.split("*")
     if pointers and "const" not in to.split():
-        return False  # whatever the pointer is, what it points to may change
+        return False  # the data that the pointer points to may change
     return "const" in declaration.split() and not _POINTER_TO.search(declaration)
 
 
@@ -133,7 +134,7 @@ def _last_name(words: str) -> list[str]:
 
 
 def _behind_braces(text: str, start: int) -> str:
-    """What stands between a body in braces and the end of its statement."""
+    """The text between a body in braces and the end of its statement."""
     depth = 0
     for at in range(start, len(text)):
         depth += (text[at] == "{") - (text[at] == "}")
@@ -143,15 +144,15 @@ def _behind_braces(text: str, start: int) -> str:
 
 
 def _of_namespaces(text: str) -> list[str]:
-    """Names of the variables that namespaces have, the global one among them."""
+    """Names of the variables at namespace scope, including the global namespace."""
     for name, body in _MACRO.findall(text):
-        if ";" in body:  # a whole declaration; within a function it stays in braces
+        if ";" in body:  # the macro may contain a whole declaration
             declared = re.sub(r"^\([^)]*\)", "", body).replace("\\", "")
             text = re.sub(rf"(?m)(?<!define )\b{name}\b(?:\([^()]*\))?", declared, text)
     code = re.sub(r"(?m)^#(?:.*\\\n)*.*$", "", text)
     code = _LITERAL.sub('""', code)
     found: list[str] = []
-    statement, depth = "", 0  # depth: in braces of a body
+    statement, depth = "", 0  # depth: nesting of braces within a body
     for character in code:
         if depth or character == "{":
             if depth == 0 and _NAMESPACE.search(statement.strip()):
@@ -166,15 +167,15 @@ def _of_namespaces(text: str) -> list[str]:
         elif character == ";":
             found += _variable(statement.strip())
             statement = ""
-        elif character == "}":  # of a namespace
+        elif character == "}":  # end of a namespace
             statement = ""
         else:
             statement += character
-    return [] if depth else found  # a brace for each branch of an #if: nobody can tell
+    return [] if depth else found  # unbalanced braces, as in branches of an #if: undecidable
 
 
 def _variable(statement: str) -> list[str]:
-    """The variable that a statement of a namespace declares, if it is one that changes."""
+    """The name of the variable that a statement at namespace scope declares, if it can change."""
     statement = _TYPE_OF.sub("auto", _ATTRIBUTE.sub(" ", statement)).strip()
     is_template = _TEMPLATE.match(statement) is not None
     statement = _TEMPLATE.sub("", statement)
@@ -184,7 +185,7 @@ def _variable(statement: str) -> list[str]:
     if bound := _BOUND.match(statement):
         return [bound[1]]
     if re.match(r"union\s*\{\}$", statement):
-        return ["union"]  # without a name, its members are variables
+        return ["union"]  # the members of an anonymous union are variables
     if not is_template and (named := _IN_PARENTHESES.match(statement)):
         return [] if _is_constant(statement.split("=")[0]) else [named[1]]
     if _RECORD.match(statement) and "{}" in statement:
@@ -198,7 +199,7 @@ def _variable(statement: str) -> list[str]:
 
 
 def _statement_before(match: re.Match[str]) -> str:
-    """The text of a statement that stands before a match: `constexpr` may come first."""
+    """The text before a match in its statement; `constexpr` may stand there."""
     before = match.string[: match.start()]
     start = max(before.rfind(end) for end in ";{}")
     return before[start + 1 :]

@@ -1,4 +1,4 @@
-"""Whether the peers that a user names are available on this machine."""
+"""Checks that the peers that a user names are available on this machine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def check_peer_names(
     Args:
         names: Names of peers.
         operator: Name of the operator, for the message.
-        passes: Passes of the operator; a peer may exist for one of them alone.
-        worker: Knows which packages are installed where kernels run.
+        passes: Passes of the operator; a peer needs to exist for only one of them.
+        worker: The worker, which knows the packages that are installed where kernels run.
     Raises:
-        CatalogueError: If no pass has a peer of a name.
+        CatalogueError: If none of the passes has a peer with a given name.
     """
     offered = {name for p in passes for name in worker.peer_names(PeerNames(p)).names}
     for name in names:

@@ -1,7 +1,7 @@
 """The digest of the verifier's code: certificates of an older verifier are not reused.
 
 It covers the text of the modules that choose the input sets, evaluate the oracle, launch, compare
-and decide, without comments and docstrings. Nobody has to remember to raise a number.
+and decide, without comments and docstrings. So no version number needs to be raised by hand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import kgen
 from kgen.model.digest import digest_of
 
-# By their paths: to import `kgen.check` would import torch.
+# Paths, because importing `kgen.check` would import torch.
 _MODULES = (
     "check/*.py",
     "launch/early.py",
@@ -34,7 +34,7 @@ _MODULES = (
 
 @cache
 def proof_rules() -> str:
-    """Return the digest of the modules of this kgen that make a proof."""
+    """Return the digest of the modules that make up the verifier."""
     root = Path(kgen.__path__[0])
     return rules_digest(
         (str(path.relative_to(root)), path.read_text(encoding="utf-8"))
@@ -47,15 +47,15 @@ def rules_digest(sources: Iterable[tuple[str, str]]) -> str:
     """Return the digest of modules' texts without comments, docstrings and blank lines.
 
     Args:
-        sources: (name, text) of each.
+        sources: (name, text) of each module.
     """
     return digest_of([[name, list(_statements(text))] for name, text in sources])
 
 
 def _statements(text: str) -> Iterator[str]:
-    """The lines of a module that are neither empty nor said to a reader alone.
+    """The lines of a module without comments, docstrings and empty lines.
 
-    Lines, not the syntax tree: how Python writes a tree down differs from version to version.
+    Lines instead of the syntax tree, whose dump differs between Python versions.
     """
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

@@ -1,7 +1,8 @@
-"""A candidate under compute-sanitizer, on the GPU itself, at small sizes.
+"""Runs a candidate under compute-sanitizer on the GPU, with small input sets.
 
-The sanitizer slows kernels down by one to two orders of magnitude. So each candidate and tool gets
-a process and small input sets, and only the candidate's kernels are watched, not those of torch.
+The sanitizer slows kernels down by one to two orders of magnitude. So each pair of a candidate and
+a tool runs in its own process on small input sets, and only the candidate's kernels are
+instrumented, not torch's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kgen.worker.messages import Setup, Trial, TrialOutcome
 
 TOOLS = ("memcheck", "racecheck")
 TIMEOUT_S = 300.0
-_FOUND = 86  # exit status that asks for attention; no program of ours ends with it
+_FOUND = 86  # the sanitizer's exit status if it found a fault; kgen's programs do not use it
 _MAX_LINES = 8
 _RULE = re.compile(r"^=+ ?")
 
@@ -34,7 +35,7 @@ class Sanitized:
 
     Attributes:
         tool: `memcheck` or `racecheck`.
-        fault: Empty if it found nothing.
+        fault: The tool's finding; empty if there is none.
     """
 
     tool: str
@@ -69,7 +70,8 @@ class ComputeSanitizer:
             command = [
                 self._path,
                 *("--tool", tool, "--error-exitcode", str(_FOUND), "--log-file", str(log)),
-                # kgen asks the driver for a parameter behind a kernel's last, to count them.
+                # kgen counts a kernel's parameters by querying the driver until an index fails;
+                # that failure must not be reported.
                 *("--report-api-errors", "no"),
                 *_only_kernels([x.kernel for x in trial.candidate.variant.launches]),
                 *(sys.executable, "-m", "kgen.worker.alone", str(job)),
@@ -93,9 +95,9 @@ class ComputeSanitizer:
 
 
 def _only_kernels(names: Sequence[str]) -> tuple[str, ...]:
-    """Options to watch these kernels alone; none if their names begin with nothing in common.
+    """Options that restrict the sanitizer to these kernels by the common prefix of their names.
 
-    The sanitizer takes one filter.
+    The sanitizer takes a single filter; without a common prefix there are no options.
     """
     common = names[0]
     while not all(name.startswith(common) for name in names):
@@ -104,7 +106,7 @@ def _only_kernels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _head(log: str) -> str:
-    """The first finding: what, in which kernel, by which thread."""
+    """The first finding of a log: the fault, the kernel and the thread."""
     lines = [_RULE.sub("", line).rstrip() for line in log.splitlines()]
     lines = [x for x in lines if x.strip() and not x.startswith("COMPUTE-SANITIZER")]
     lines = [x for x in lines if "Host Frame" not in x and "Saved host backtrace" not in x]

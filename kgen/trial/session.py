@@ -44,7 +44,7 @@ class Session:
         compiler: Back end.
         journal: The journal that records are appended to.
         worker: The process that runs trials.
-        l2: `cold` or `warm`, as the worker times.
+        l2: `cold` or `warm`: the state of L2 in which the worker times kernels.
         environment: Facts of the machine, from the worker's probe.
         definition: Digest of the operator's definition and inputs.
         trained: Digest of how the operator draws the inputs of a trained model; empty if it
@@ -148,13 +148,14 @@ class Session:
     ) -> Record | None:
         """The record that certifies a build on this GPU by the current rules.
 
-        Its host runs may be missing, or be of another text: see `HostRunner.start`.
+        Its host runs may be missing, or may have been made from another text: see
+        `HostRunner.start`.
 
         Returns:
-            A record of the session's journal or of another one; None if there is none: the build
-            must be certified.
+            A record of the session's journal or of another one; None if the build has no
+            certificate.
         """
-        # A certificate holds no time: how L2 was while another tune took times does not count.
+        # A certificate holds no time, so the state of L2 in an earlier tune does not matter.
         keys = [self._key(rendered, artifact, config, problem, l2) for l2 in (COLD, WARM)]
         return self._kept.find(self.journal, keys)
 
@@ -171,7 +172,7 @@ class Session:
             return False
         try:
             return bool(self.definition) and record.guards == self.guards(record.config)
-        except KgenError:  # its variant is gone
+        except KgenError:  # the config's variant no longer exists
             return False
 
     def code(self, rendered: Rendered, artifact: Artifact) -> Code:
@@ -187,7 +188,7 @@ class Session:
         return told_apart(rendered) or kept_state(rendered, artifact, self.variant_of(config))
 
     def candidate(self, config: Config, artifact: Artifact) -> Candidate:
-        """The candidate that is sent to the worker: all that it needs to run a config."""
+        """The candidate that is sent to the worker; it holds all that is needed to run a config."""
         return Candidate(self.variant_of(config), config, artifact)
 
     def code_identity(self, artifact: Artifact, plan: Plan) -> str:
@@ -257,9 +258,9 @@ class Session:
     def renew(
         self, record: Record, config: Config, problem: Problem, rendered: Rendered
     ) -> Record:
-        """Append an earlier record once more, for a text that compiles to the record's code.
+        """Append an earlier record again, for a text that compiles to the same machine code.
 
-        It keeps its id, unless another config has come to the same code.
+        The record keeps its id, unless the text belongs to another config.
         """
         renewed = replace(
             record,
@@ -302,12 +303,12 @@ def trial_key(
 
 
 def text_key(artifact_key: str, problem: Problem, plan: Plan, l2: str = COLD) -> str:
-    """Like `trial_key`, of the text: `artifact_key` stands for source, compiler, flags and arch.
+    """Like `trial_key`, but from the text: `artifact_key` covers source, compiler, flags and arch.
 
-    As it was before there was a key of the code, so that journals of that time stay valid.
+    Its form has not changed since before `trial_key` existed, so journals of that time stay valid.
     """
     launches = [[x.kernel, x.grid, x.block, x.smem_bytes, x.args] for x in plan.launches]
     workspaces = [[w.name, w.dtype, w.elements] for w in plan.workspaces]
-    # Cold is left out, as it was before there was a choice.
+    # `cold` is left out, as in keys from before the choice between cold and warm existed.
     timed = [] if l2 == COLD else [["l2", l2]]
     return digest_of([artifact_key, str(problem), launches, workspaces, *timed])

@@ -1,8 +1,9 @@
-"""Whether a kernel's source is compiled to other code on the host layer than for a GPU.
+"""Detects kernels whose source compiles to different code on the host layer than for a GPU.
 
-The host run of a certificate has the kernel's own source, in four orders of threads and under
-AddressSanitizer. It says nothing of a kernel that asks by whom it is compiled, and leaves a barrier
-or a bounds check out for a GPU alone. The device headers ask; a rendered kernel need not.
+The host run of a certificate runs the kernel's own source, in four orders of threads and under
+AddressSanitizer. It proves nothing about a kernel that tests which compiler compiles it and, for
+example, omits a barrier or a bounds check only for a GPU. The device headers may test this; a
+rendered kernel has no need to.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import re
 from kgen.model.artifact import Rendered
 from kgen.model.source_text import bare_text
 
-# Names of the form that compilers reserve for their macros, but those of CUDA's language; and types
-# and limits that a GPU's compiler has in another size.
+# Names that are reserved for compilers' macros, except those of the CUDA language; and types and
+# limits whose size differs in a GPU's compiler.
 _OF_CUDA = (
     "global|device|host|shared|constant|managed|launch_bounds|maxnreg|cluster_dims|block_size"
     "|grid_constant|restrict|forceinline|noinline|inline|inline_hint|align|attribute|volatile|asm"
@@ -25,14 +26,14 @@ _ASKS = re.compile(
     r"|clock64|globaltimer\w*|clock(?=\s*\()"
     r"|_(?:GLIBC|LIBCPP|MSC_|WIN|LP64)\w*|(?:linux|unix|i386))\b"
 )
-# A header of the system, which NVRTC does not have, such as that of printf.
+# An #if around the include of a system header that NVRTC lacks, such as that of printf.
 _INCLUDES = re.compile(
     r"(?m)^\s*#\s*if[^\n]*\n(?:\s*#\s*include\s*<[^>\n]*>[ \t]*\n)+\s*#\s*endif"
 )
 
 
 def told_apart(rendered: Rendered) -> str:
-    """Return why a source is refused; empty if it does not ask who compiles it."""
+    """Return why a source is refused; empty if it does not test which compiler compiles it."""
     text = _INCLUDES.sub("", bare_text(rendered.source).replace("\\\n", ""))
     names = dict.fromkeys(_ASKS.findall(text))
     if not names:

@@ -1,7 +1,7 @@
 """Several worker processes on one device that verify kernels in parallel.
 
-Most of the time of a verification is the oracle, a loop over time steps of small tensors: it waits
-for the one CPU core that launches, and the device is nearly idle. Nothing is timed during these
+Most of a verification's time is the oracle, a loop over time steps of small tensors. It is bound by
+the one CPU core that launches, so the device is nearly idle. Nothing is timed during these
 verifications, so workers may disturb each other.
 """
 
@@ -17,8 +17,8 @@ from kgen.model.record import Fate
 from kgen.trial.handle import WorkerHandle
 from kgen.worker.messages import Trial, TrialOutcome
 
-# Fates that a helper's neighbours may have caused: such a trial is repeated by the main worker when
-# all others are done.
+# Fates that other workers on the same device may have caused. The main worker repeats such a trial
+# after all others.
 _REPEATED = (Fate.TIMED_OUT, Fate.CRASHED, Fate.REJECTED)
 
 
@@ -56,7 +56,7 @@ class WorkerPool:
         self._helpers = []
 
     def run(self, trials: Sequence[Trial]) -> Generator[tuple[int, TrialOutcome], None, None]:
-        """Run trials; yield (place in `trials`, outcome) as they end.
+        """Run trials; yield (index in `trials`, outcome) as they end.
 
         A caller that closes the generator early cannot use the main worker any more.
 
@@ -91,7 +91,7 @@ class WorkerPool:
 
 
     def _open_helpers(self, trials: int) -> list[WorkerHandle]:
-        """The helpers for a number of trials, of which the main worker takes the first."""
+        """Open the helpers for a number of trials; the main worker runs the first trial itself."""
         wanted = min(self._most, max(0, trials - 1))
         while len(self._helpers) < wanted:
             self._helpers.append(self._open_helper())
@@ -100,7 +100,7 @@ class WorkerPool:
 
 @dataclass
 class _Work:
-    """The trials that are left, and what the threads of a pool do with them.
+    """The remaining trials of a pool, and the loops of its threads.
 
     Attributes:
         left: Trials that no worker has begun.
@@ -118,7 +118,7 @@ class _Work:
     _stopped: bool = False
 
     def stop(self) -> None:
-        """Begin no other trial."""
+        """Begin no further trial."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -12,7 +12,8 @@ from kgen.trial import Session
 from kgen.tune.joint import Joint
 from kgen.tune.search_state import SearchState
 
-# Finals tell kernels apart that differ by less; a search's times have a few per cent of noise.
+# Largest relative difference. A search's times have a few per cent of noise; finals resolve smaller
+# differences.
 BAR = 0.08
 
 
@@ -56,7 +57,7 @@ def compare_devices(
     outcome = session.run(session.candidate(theirs.config, built), problem)
     if outcome.fate is not Fate.VERIFIED or outcome.timing is None:
         return None
-    # On the inputs of their time: it may be of random ones alone.
+    # Compare on the same inputs: the other process's time may be on random inputs only.
     ours_us = outcome.timing.by_inputs_us.get(theirs.timing.inputs, outcome.timing.median_us)
     ratio = ours_us / theirs.timing.median_us
     joint.membership.publish("agreement", {"problem": str(problem), "ratio": round(ratio, 4)})

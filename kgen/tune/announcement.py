@@ -25,12 +25,13 @@ class TuneSpec:
 
     Attributes:
         operator: Operator name; a worker finds the module itself.
-        passes: In the order in which they are tuned.
-        problems: By pass.
-        gpu: Profile that the tuner tunes for. A worker with another GPU has studies of its own.
+        passes: The passes, in the order in which they are tuned.
+        problems: The problems, by pass.
+        gpu: Profile that the tuner tunes for. A worker with another GPU has its own studies.
         compiler: Back end.
         trials, seed, l2, trial_s, memory_bytes: See `TuneRequest` and `Limits`.
-        retry: Try again what crashed or timed out; names the studies of this attempt. Empty: no.
+        retry: If not empty, configs that crashed or timed out are tried again, in studies with this
+            name.
     """
 
     operator: str
@@ -48,10 +49,10 @@ class TuneSpec:
 
 @dataclass(frozen=True, slots=True)
 class OpenTune:
-    """A tune that wants help.
+    """An announced tune that other processes may help.
 
     Attributes:
-        number: Its place in the study of tunes.
+        number: Number of its trial in the study of tunes.
         spec: The description of the tune.
         tuner: The process that makes its finals, by its identity among the member processes.
     """
@@ -108,14 +109,14 @@ class Announcement:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Take the call back. What the workers found is in the log of records."""
+        """Withdraw the announcement. The workers' results are in the log of records."""
         if self._joint is None:
             return
         try:
             self._end(self._trial_id)
         except StorageError:
             if error is None:
-                raise  # else the first error says more
+                raise  # after an error inside the block, that error is the informative one
 
     def _end(self, trial_id: int) -> None:
         from optuna.exceptions import UpdateFinishedTrialError
@@ -127,7 +128,7 @@ class Announcement:
 
 
 def open_tunes(storage: optuna.storages.BaseStorage) -> list[OpenTune]:
-    """The tunes that want help, oldest first."""
+    """The announced tunes, oldest first."""
     from optuna.trial import TrialState
 
     found = []
@@ -141,7 +142,7 @@ def open_tunes(storage: optuna.storages.BaseStorage) -> list[OpenTune]:
 
 
 def is_open(storage: optuna.storages.BaseStorage, tune: OpenTune) -> bool:
-    """Whether a tune still wants help."""
+    """Whether a tune is still announced."""
     study_id = _study_id(storage)
     trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, tune.number)
     return not storage.get_trial(trial_id).state.is_finished()

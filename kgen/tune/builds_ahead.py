@@ -33,7 +33,7 @@ def builds_at_once() -> int:
 class BuildsAhead:
     """Builds for a search that has not begun. Use as a context manager.
 
-    Each build is returned once. A failed build is therefore not repeated, though no cache keeps it.
+    Each build is returned once, also a failed one, which no cache would keep.
     """
 
     def __init__(self, session: Session, at_once: int) -> None:

@@ -37,7 +37,7 @@ class Confirmations:
         """
         self._session, self._host_runner = session, host_runner
         self._confirmed_event = confirmed_event
-        self._told = 0  # how many confirmed problems an event was yielded for
+        self._told = 0  # number of confirmed problems in the last event
         self._all: list[_Confirmation] = []
 
     @property
@@ -124,7 +124,7 @@ class _Confirmation:
             found = ended.result()
             finalist = self._waiting.pop(0)
             record = finalist.record
-            if not found.kept:  # else the record has them
+            if not found.kept:  # otherwise the record already contains the host runs
                 record = record_host_runs(
                     self._session,
                     self.result.problem,

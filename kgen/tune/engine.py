@@ -111,7 +111,7 @@ class _PassTune:
         self._session, self._host_runner, self._pool = session, host_runner, pool
         self._builds_ahead = builds_ahead
         self._problems = request.problems[session.pass_name]
-        # Of all GPUs. Those that this tune adds are in `_results`.
+        # Earlier records, of all GPUs; this tune's own results are in `_results`.
         self._recorded = [
             record
             for path in sorted(request.journal.parent.glob("*.trials.jsonl"))
@@ -119,14 +119,14 @@ class _PassTune:
             if record.pass_name == session.pass_name and record.timing is not None
         ]
         self._searched_s = 0.0
-        self._overtime_s = OVERTIME_S  # left
+        self._overtime_s = OVERTIME_S  # the remaining overtime
         self._results: list[ProblemResult] = []
         self._build_ahead(0)
         self._copy_gbps = session.probe()
         if joint is not None:
             joint.share_journal(session, request)
         self._safe: SafeCertificates | None = None
-        self._safe_told = 0  # how many safe kernels an event was yielded for
+        self._safe_told = 0  # number of safe kernels in the last event
         self._confirmations = Confirmations(session, host_runner, self._confirmed_event)
 
     def run(self) -> Iterator[TuneEvent]:
@@ -135,8 +135,8 @@ class _PassTune:
             for place in range(len(self._spaces)):
                 yield from self._tune_next(place)
         except KgenError as problem:
-            if self._safe is not None:  # confirms the problems before the failed one
-                if isinstance(problem, TuneError):  # else the device may be gone
+            if self._safe is not None:  # confirm the problems before the failed one
+                if isinstance(problem, TuneError):  # after other errors the device may be gone
                     yield from self._certify_rest(self._safe)
                 yield from self._wait_for_all(self._safe)
             raise
@@ -165,7 +165,7 @@ class _PassTune:
             self._safe = safe
             if place + 1 < len(self._spaces):  # a search needs the device's memory
                 self._pool.dismiss()
-        if self._request.gpu.is_host:  # on the host it would disturb the timings of the next search
+        if self._request.gpu.is_host:  # on the host, host runs would disturb the next timings
             yield StageStarted("host runs")
             yield from self._confirmations.advance(wait=True)
 
@@ -179,7 +179,7 @@ class _PassTune:
         self._pool.dismiss()
 
     def _advance(self) -> Iterator[TuneEvent]:
-        """Use what has ended: host runs of winners and of safe kernels."""
+        """Process the host runs of winners and of safe kernels that have ended."""
         if self._safe is not None:
             self._safe.advance()
         yield from self._confirmations.advance()
@@ -200,7 +200,7 @@ class _PassTune:
     def _tune_problem(
         self, place: int, share: int, again: bool = False
     ) -> Generator[TuneEvent, None, ProblemResult]:
-        """Tune a problem with its share of the time that is left."""
+        """Tune a problem with its share of the remaining time."""
         started = time.monotonic()
         deadline = None
         if self._request.pass_time_s is not None:  # counts searches and finals only
@@ -215,7 +215,7 @@ class _PassTune:
             self._spaces[place],
             self._first_trials(place),
             deadline,
-            retry=self._request.retry and not again,  # the search before has tried them again
+            retry=self._request.retry and not again,  # the first search has already retried them
             joint=self._joint,
             overtime_s=self._overtime_s,
         )
@@ -235,8 +235,8 @@ class _PassTune:
         return result
 
     def _first_trials(self, place: int, likely: Sequence[Config] = ()) -> WarmStart:
-        """The first trials of a problem: what the library runs now, winners of the problems before,
-        then of earlier tunes.
+        """The warm start of a problem: the config that the library runs now, winners of this tune's
+        earlier problems, then winners of earlier tunes.
         """
         pass_name, problem = self._session.pass_name, str(self._problems[place])
         served = self._request.served.get((pass_name, problem))
@@ -264,7 +264,7 @@ class _PassTune:
 
     def _wait_for_all(self, safe: SafeCertificates) -> Iterator[TuneEvent]:
         """Wait for all running host runs."""
-        if self._joint is None:  # else other processes of the tune may time kernels
+        if self._joint is None:  # otherwise other processes of the tune may be timing kernels
             self._host_runner.widen()
         yield StageStarted("host runs")
         yield from self._advance()

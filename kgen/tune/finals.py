@@ -16,7 +16,7 @@ from kgen.tune.second_times import FIELD_WIDTH, FINALISTS, complete_times
 from kgen.worker import Finals, FinalsOutcome, TrialOutcome
 
 MOST_OF_BOUND = 0.8
-"""Of a winner, if there is a finalist that uses no more."""
+"""Finalists whose error exceeds this share of the bound rank behind all others."""
 
 
 def run_finals(
@@ -36,7 +36,7 @@ def run_finals(
     tried: set[Config] = set()
     limit_us = math.inf
     while len(certificates) < FINALISTS:
-        # Each time: where a config is refused, others come into the field.
+        # Repeated in each round: when a config is refused, others become finalists.
         state.timed_again += complete_times(session, problem, state)
         record = next((r for r in state.ranking() if r.config not in tried), None)
         if record is None or record.timing is None or record.timing.median_us > limit_us:
@@ -48,7 +48,7 @@ def run_finals(
         state.certify(record, found.record)
         if not found.is_verified:
             continue
-        if not certificates:  # compare with the best that is not refused
+        if not certificates:  # the best config that is not refused, with which others are compared
             limit_us = record.timing.median_us * FIELD_WIDTH
         certificates.append(found)
     if not certificates:
@@ -70,7 +70,7 @@ def run_finals(
         timing, occupancy = outcome.timings[i], outcome.occupancy[i]
         finalists.append(finalist(session, problem, certificate, timing, occupancy))
         samples_us.append(outcome.samples_us[i])
-    if not finalists:  # the ranking has those left that were not in these finals
+    if not finalists:  # the ranking still has the configs that were not in these finals
         return run_finals(session, problem, state, against)
     order = pick(
         [
@@ -83,13 +83,13 @@ def run_finals(
         ]
     )
     ordered = [finalists[place] for place in order]
-    # Certificates are of few seeds: what comes close to its bound may be beyond it at another one.
+    # Certificates use few seeds: a config close to its bound may exceed it with another seed.
     ordered.sort(key=lambda f: share_of_bound(f.record) > MOST_OF_BOUND)
     return tuple(ordered), outcome
 
 
 def share_of_bound(record: Record) -> float:
-    """The largest error over bound of all outputs and inputs tried; 0..1."""
+    """The largest ratio of error to bound over all outputs and input sets; 0..1."""
     return max((a.error / a.bound for a in record.accuracy if a.bound > 0), default=0.0)
 
 
@@ -116,7 +116,7 @@ def finalist(
     timing: Timing,
     occupancy: float | None = None,
 ) -> Finalist:
-    """Return a certified config as a finalist; its time and occupancy are of the finals."""
+    """Return a certified config as a finalist, with its time and occupancy from the finals."""
     config = certificate.record.config
     return Finalist(
         variant=session.variant_of(config),

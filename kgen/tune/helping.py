@@ -92,7 +92,7 @@ def help_tunes(
                     yield from _help(request, joint)
             except StorageError:
                 raise
-            except UserError as problem:  # an operator or a problem that this machine lacks
+            except UserError as problem:  # this machine lacks the operator or the problem
                 yield TuneLeft(tune.spec, str(problem))
             else:
                 yield TuneLeft(tune.spec)
@@ -101,7 +101,7 @@ def help_tunes(
 
 
 class _Ended:
-    """Whether a tune has ended; asked of the storage at most every few seconds."""
+    """Whether a tune has ended; asks the storage at most every few seconds."""
 
     def __init__(self, storage: object, tune: OpenTune) -> None:
         self._storage, self._tune = storage, tune
@@ -120,7 +120,7 @@ def _is_for(spec: TuneSpec, gpu: str) -> bool:
 
 
 def _help(request: TuneRequest, joint: Joint) -> Iterator[TuneEvent | Agreement]:
-    """Search the problems of a tune, beginning with another than the other workers do."""
+    """Search the problems of a tune; each worker begins with a different problem."""
     variants = {name: request.entry.space.of_pass(name) for name in request.passes}
     agreement: Agreement | None = None
     for pass_name in request.passes:

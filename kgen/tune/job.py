@@ -26,8 +26,8 @@ class PassPublished:
     published: Published
 
 
-# Of a tune's time, at most. Writing a library of ten operators takes seconds, and a population of
-# 180 problems is searched in minutes.
+# Largest share of a tune's time that is spent on writing the library. Writing a library of ten
+# operators takes seconds, and a population of 180 problems is searched in minutes.
 PUBLISHING_SHARE = 0.1
 
 PublishEvent: TypeAlias = TuneEvent | PassPublished
@@ -38,10 +38,11 @@ def tune_and_publish(
 ) -> Generator[PublishEvent, None, None]:
     """Tune pass after pass; publish each problem once it is confirmed.
 
-    A tune that is killed leaves a library with the problems confirmed so far, but for those of the
-    last seconds: nothing is tried while the library is written, so that writing has a small share
-    of the time. One that ends early, by a signal or an error, publishes all that was confirmed or
-    certified since, too. Other rows and reports stay unchanged.
+    No trials run while the library is written, so it is written only as often as a small share of
+    the time allows (`PUBLISHING_SHARE`). A tune that is killed therefore leaves a library that may
+    lack the problems confirmed in the last seconds. A tune that ends early by a signal or an error
+    publishes these, too, and the safe kernels certified since. Other rows and reports stay
+    unchanged.
 
     Args:
         request: The tune.
@@ -55,8 +56,8 @@ def tune_and_publish(
     """
     check_folder_writable(reports)
     unpublished: PassResult | None = None
-    is_row_waiting = False  # safe kernels alone are published at the end
-    next_s = 0.0  # when to publish again, on the clock of `time.monotonic`
+    is_row_waiting = False  # safe kernels without a new row are only published at the end
+    next_s = 0.0  # earliest time of the next publication, as of `time.monotonic`
     try:
         with closing(tune(request)) as events:
             for event in events:
@@ -85,7 +86,7 @@ def check_folder_writable(folder: Path) -> None:
     """Make the output folder before the tune, so that the tune can write its results.
 
     Raises:
-        StorageError: If it cannot be made or written.
+        StorageError: If the folder cannot be made or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

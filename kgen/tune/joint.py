@@ -39,8 +39,8 @@ class Joint:
         is_tuner: Whether this process makes the finals: a search of a tuner waits until the others
             have finished their trials, and a worker goes on to the next problem.
         stop: Whether this process is to leave.
-        device: Digest of the device model, once it is known: times of different models that share
-            a GPU profile are not mixed.
+        device: Digest of the device model, once it is known. It keeps the times of different models
+            apart that share a GPU profile.
         foreign: The records that other processes made while this one searched, by id.
     """
 
@@ -71,15 +71,19 @@ class Joint:
         session.journal = SharedJournal(session.journal.path, log, is_wanted)
 
     def seed(self, seed: int) -> int:
-        """The seed of this process's proposals: equal ones would propose the same configs."""
+        """The seed of this process's proposals: with equal seeds, processes propose the same
+        configs.
+        """
         return seed if self.is_tuner else seed + 1 + self.membership.number
 
     def at(self, study: str) -> None:
-        """Let the others know which study this process works on."""
+        """Publish the study that this process works on."""
         self.membership.publish("at", study)
 
     def ahead(self, study: str, wanted: int) -> int:
-        """The number of proposals this process may hold, so that no process idles at the end."""
+        """The number of proposals that this process may hold; limited so that none idles at the
+        end.
+        """
         return min(_MOST_AHEAD, max(2, wanted // (2 * (len(self._others(study)) + 1))))
 
     def share(self, study: str, wanted: int) -> Share:
@@ -89,7 +93,7 @@ class Joint:
         return share_of(place, len(others) + 1, self.ahead(study, wanted))
 
     def _others(self, study: str) -> list[int]:
-        """The places in the order of joining of the other processes that work on a study."""
+        """The join numbers of the other processes that work on a study."""
         return [
             member.number for member in self.membership.members()
             if member.facts.get("at") == study and member.id != self.membership.id
@@ -116,7 +120,7 @@ def open_joint(
 def join_members(
     storage: optuna.storages.BaseStorage, shared: SharedStorage, gpu: str, ordinal: int
 ) -> Membership:
-    """This process as a member of a storage, with what others may know of it; enter it to join."""
+    """This process as a member of a storage, with the facts that it publishes; enter it to join."""
     beat_s = min(5.0, shared.grace_s / 4)
     return Membership(
         storage, {"gpu": gpu, "ordinal": ordinal}, beat_s=beat_s, grace_s=shared.grace_s

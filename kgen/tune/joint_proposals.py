@@ -14,7 +14,7 @@ from kgen.tune.other_processes import OtherProcesses
 from kgen.tune.search_state import SearchState
 from kgen.tune.warm_start import WarmStart, too_slow_variants, untried_variants
 
-JOINT_QUEUE = 2  # the trial that runs and the next
+JOINT_QUEUE = 2  # trials in the worker's queue: the running one and the next
 
 
 class JointProposals:
@@ -25,7 +25,8 @@ class JointProposals:
     processes use it, and variants are judged by all records so far.
 
     Attributes:
-        most_begun: Trials that are begun and not recorded, at most: a kill interrupts them all.
+        most_begun: Most trials that are begun and not recorded; if this process is killed, all of
+            them are interrupted.
         passed_over: The variants that get no more trials of the warm start.
     """
 
@@ -44,13 +45,13 @@ class JointProposals:
         """Create it for a study that knows the records of the search.
 
         Args:
-            joint: The work with the others.
-            name: By which the others know the study.
+            joint: The work with the other processes.
+            name: The study's name, which all processes share.
             study: The study of the problem.
             others: The trials of other processes on the problem.
-            state: The state of the search, which keeps it up to date.
+            state: The state of the search, which the search keeps up to date.
             first: The warm start.
-            trials: Trials of all processes, at most.
+            trials: Most trials of all processes together.
         """
         self._joint, self._name, self._study, self._others = joint, name, study, others
         self._state, self._trials = state, trials
@@ -68,8 +69,10 @@ class JointProposals:
         return max(self._trials - done - len(self._open) - self._others.running(), len(on_top))
 
     def settle(self, ending: bool) -> bool:
-        """Whether a batch may be asked for: not twice in a row, because it may have come back
-        empty. What the others run may become free again, so an empty batch does not end the search.
+        """Whether a batch may be requested now; False directly after a request.
+
+        A request may return nothing while other processes hold the last configs. These may become
+        free again, so an empty batch does not end the search.
 
         Args:
             ending: Whether nothing is left to propose.
@@ -102,7 +105,9 @@ class JointProposals:
         return False
 
     def is_deferred(self, proposal: Proposal) -> bool:
-        """Whether the fallback has had a trial, so that the proposal's has to wait for others."""
+        """Whether the proposal belongs to the fallback variant and that variant has had a trial,
+        so that this trial has to wait for others.
+        """
         return proposal.config.variant == self._fallback and any(
             config.variant == self._fallback for config in (*self._state.records, *self._begun)
         )
@@ -135,8 +140,8 @@ class JointProposals:
                     self.release(proposal)
 
     def close(self) -> None:
-        """Free what was proposed and has no result, when nothing will be proposed any more."""
-        # If the storage is gone: other members free them when this process is gone.
+        """Free the proposals without a result, at the end of the search."""
+        # If the storage is gone, other members free them once this process is gone.
         with contextlib.suppress(StorageError):
             for proposal in list(self._open.values()):
                 self.release(proposal)

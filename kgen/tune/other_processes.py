@@ -14,7 +14,7 @@ from kgen.tune.joint import Joint, PeriodicTimer
 from kgen.tune.reusable_records import CurrentDigests, ReusableRecords
 from kgen.tune.search_state import SearchState
 
-POLL_S = 0.5  # between two looks at what other processes run
+POLL_S = 0.5  # poll interval for the trials of other processes
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class SharedSearch:
     Attributes:
         session: The session of the tune.
         problem: The problem.
-        feasible: Its configs.
+        feasible: The problem's configs.
         study: The study of the problem.
         text_key_of: Returns the `text_key` that a record of a config has today.
         current: The digests that a record must have.
@@ -84,10 +84,10 @@ class OtherProcesses:
                 self._joint.foreign.add(record.id)
                 yield record
             elif mine.fate is Fate.VERIFIED and record.fate is not Fate.VERIFIED:
-                state.certify(mine, record)  # refused by another's finals
+                state.certify(mine, record)  # refused in another process's finals
 
     def _is_of_use(self, record: Record) -> bool:
-        """Whether a record is a verdict on a trial of this search."""
+        """Whether a record belongs to this search and can replace a trial."""
         shared = self._shared
         return (
             record.problem == str(shared.problem)

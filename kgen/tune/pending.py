@@ -13,13 +13,13 @@ from kgen.worker import Candidate, TrialOutcome
 
 @dataclass(frozen=True, slots=True)
 class BuiltCandidate:
-    """A build with what decides about its trial; computed once, as the trial may wait long.
+    """A build with the data that decide about its trial, computed once: the trial may wait long.
 
     Attributes:
         candidate: The config with its build.
         key: Identity of the trial by its code, as in the journal.
         identity: Key of the machine code and its launches.
-        refusal: Why it must not run; empty if it may.
+        refusal: Why the build must not run; empty if it may.
     """
 
     candidate: Candidate
@@ -36,10 +36,10 @@ class PendingTrial:
         proposal: The proposal of the study.
         rendered: Its source.
         build: The build.
-        place: Priority in the trial queue; the smallest is next.
-        since: When it was proposed, as of `time.monotonic`.
-        built: What the build gave, once it succeeded.
-        outcome: The trial in the worker's queue, once queued.
+        place: Priority in the trial queue; the smallest runs next.
+        since: When the config was proposed, as of `time.monotonic`.
+        built: The built candidate, once the build has succeeded.
+        outcome: The future of the trial, once it is in the worker's queue.
     """
 
     proposal: Proposal

@@ -49,19 +49,19 @@ class Published:
 def publish(result: PassResult, out: Path, reports: Path) -> Published:
     """Emit the winners into the library under `out`, and merge the report.
 
-    The result may lack problems of its request: their rows and reports stay as they are. It may
-    lack safe kernels, too: those that the library has stay, and it gets no kernel that is not
-    certified. Publishing problem by problem leaves the same bytes as publishing the whole at once.
+    If the result lacks problems of its request, their rows and reports stay as they are. If it
+    lacks safe kernels, the library keeps those that it has; a kernel that is not certified is never
+    written. Publishing problem by problem leaves the same bytes as publishing everything at once.
 
     Raises:
-        StorageError: If something cannot be written; what stood there before stays whole.
+        StorageError: If a file cannot be written; the earlier files then stay intact.
     """
     request = result.request
     operator, pass_name, gpu = request.entry.operator, result.pass_name, request.gpu
     winners = [
         winner_of(request.entry, pass_name, gpu, r.problem, r.winner) for r in result.results
     ]
-    # Combinations that were not run have the source of one that was.
+    # A combination that was not run shares the source of one that was.
     codes = {s.rendered.digest: s.record.code for s in result.safe if s.record is not None}
     safe = [
         SafeKernel(
@@ -90,7 +90,7 @@ def winner_of(
     finalist: Finalist,
     searched: bool = True,
 ) -> Winner:
-    """Return a finalist as what is emitted; args as of `Winner`."""
+    """Convert a finalist to a `Winner` of the library; arguments as in `Winner`."""
     return Winner(
         operator=entry.operator,
         pass_name=pass_name,
@@ -107,7 +107,7 @@ def winner_of(
 
 
 def to_report(result: PassResult) -> Report:
-    """Write a result down as a report."""
+    """Convert a result to a report."""
     request = result.request
     identity = result.results[0].winner.record.environment
     return Report(

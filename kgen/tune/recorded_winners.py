@@ -13,18 +13,18 @@ from collections.abc import Iterable
 from kgen.model.config import Config
 from kgen.model.record import Fate, Record
 
-MOST = 3  # nearest problems whose winners are tried: all of them were no better
-LEAST = 20  # timed configs of a searched problem; certificates try one config on many problems
-_OTHER = 4.0  # distance of two dtypes or options; that of two extents is log2 of their ratio
+MOST = 3  # nearest problems whose winners are tried; trying the winners of all was no better
+LEAST = 20  # timed configs that make a problem a searched one; certificates try one config on many
+_OTHER = 4.0  # distance between two dtypes or options; for extents it is log2 of their ratio
 
 
 def recorded_winners(records: Iterable[Record], pass_name: str, problem: str) -> list[Config]:
     """The fastest verified configs of other problems, those of the nearest problem first.
 
     Args:
-        records: The records of one operator; of any pass, problem and GPU.
+        records: Records of one operator, of any pass, problem and GPU.
         pass_name: The pass to be tuned.
-        problem: The problem to be tuned; its own records do not count.
+        problem: The problem to be tuned; its own records are ignored.
     """
     times: dict[tuple[str, str], dict[Config, float]] = {}
     for record in records:

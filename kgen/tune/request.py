@@ -16,7 +16,7 @@ from kgen.model.record import COLD
 from kgen.search.membership import GRACE_S
 from kgen.search.storage import PATIENCE_S, StorageUrl
 
-# The host searches a small space for its own default; a GPU's trial takes milliseconds.
+# A GPU's trial takes milliseconds; a trial on the host is slow, so its default is small.
 DEFAULT_TRIALS = 160
 DEFAULT_HOST_TRIALS = 12
 
@@ -26,10 +26,10 @@ class Limits:
     """The limits of a trial: time and device memory.
 
     Attributes:
-        trial_s: Seconds, from the request to the verdict; the first trial of a problem draws its
-            inputs and evaluates the oracle in that time, too. A certificate has a multiple of it
+        trial_s: Seconds from the request to the verdict. The first trial of a problem also draws
+            the inputs and evaluates the oracle in this time. A certificate has a multiple of it
             (`kgen.trial.handle`).
-        memory_bytes: Device memory of all trials; None for all there is.
+        memory_bytes: Device memory that all trials may use; None: all of it.
     """
 
     trial_s: float = 30.0
@@ -58,14 +58,14 @@ class TuneRequest:
     Attributes:
         entry: The operator with its space and templates.
         passes: `forward`, `backward` or both, in the order in which they are tuned.
-        problems: By pass: problems, in the order in which they are searched.
+        problems: The problems by pass, in the order in which they are searched.
         gpu: Profile of the device to tune on.
         ordinal: CUDA device ordinal.
-        compiler: Back end; decides the cache too.
+        compiler: Back end; it also determines the build cache.
         journal: Path of the trial journal.
         study: Path of the Optuna journal file.
-        trials: Trials per problem, at most.
-        time_s: Seconds for the searches and finals of all passes together, or None.
+        trials: Most trials per problem.
+        time_s: Seconds for the searches and finals of all passes together; None: no limit.
         seed: The seed of proposals and inputs.
         paths: The `--path` folders, for the worker.
         against: Names of the peers to time beside the winner; None: all that are installed.
@@ -73,10 +73,10 @@ class TuneRequest:
         limits: The limits of a trial.
         retry: Try again the configs that crashed or timed out in earlier tunes; without it, such
             configs are quarantined as long as they render to the same code.
-        shared: Where other processes find this tune and help; None: it works alone.
-        retry_name: Names the studies of a retry that other processes join; empty without one.
-        certificates: Further journals of the operator and GPU: what is certified there is not
-            proven again. `journal` alone decides which configs are tried.
+        shared: The storage through which other processes help this tune; None: it works alone.
+        retry_name: Name of the studies of a joint retry; empty if there is none.
+        certificates: Further journals of the operator and GPU. Configs that are certified there are
+            not certified again; which configs are tried depends only on `journal`.
         served: The config that the library runs now, by pass and problem; it is tried first.
     """
 
@@ -108,13 +108,13 @@ class TuneRequest:
 
 
 def command_options(request: TuneRequest) -> str:
-    """The options by which another command finds what a tune works on, as they are typed."""
+    """The command-line options with which another command finds the same operator and library."""
     options = [f" --path {shlex.quote(path)}" for path in request.paths]
     # <out>/kgen_ops/<operator>/reports/<gpu>.trials.jsonl
     places = request.journal.parents
     if len(places) > 3 and places[2].name == "kgen_ops" and str(places[3]) != "generated":
         options.append(f" --out {shlex.quote(str(places[3]))}")
-    if request.compiler.name == "nvcc":  # the others are what a GPU gets by default
+    if request.compiler.name == "nvcc":  # the other compilers are defaults of their devices
         options.append(" --compiler nvcc")
     return "".join(options)
 
@@ -125,10 +125,10 @@ def journal_path(reports: Path, gpu: GpuProfile) -> Path:
 
 
 def study_path(reports: Path, gpu: GpuProfile) -> Path:
-    """The path of the Optuna study of those trials."""
+    """The path of the Optuna study that belongs to the journal."""
     return reports / f"{gpu.name}.optuna.log"
 
 
 def default_trials(gpu: GpuProfile) -> int:
-    """Trials per problem where the user names no number."""
+    """Trials per problem if the user gives no number."""
     return DEFAULT_HOST_TRIALS if gpu.is_host else DEFAULT_TRIALS

@@ -19,7 +19,7 @@ def resource_refusal(artifact: Artifact, plan: Plan, gpu: GpuProfile) -> str:
     for launch in plan.launches:
         used = by_kernel.get(launch.kernel)
         if used is None:
-            continue  # the host compiler reports none
+            continue  # the host compiler reports no resources
         smem = used.smem_bytes + launch.smem_bytes
         if smem > gpu.smem_per_block:
             return (

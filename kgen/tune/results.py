@@ -1,4 +1,4 @@
-"""What a tune finds: finalists, one problem's result, the safe kernels, one pass's result."""
+"""Results of a tune: finalists, the result of a problem, safe kernels, the result of a pass."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Finalist:
     """A certified config of the last round.
 
     Attributes:
-        variant: Its variant.
+        variant: The config's variant.
         config: The config.
-        plan: Its launches for the problem.
-        rendered: Its source.
+        plan: The launches for the problem.
+        rendered: The source.
         artifact: The built module.
-        record: Its certificate.
-        timing: Time of the last round.
+        record: The certificate.
+        timing: The time in the last round of finals.
         occupancy: The occupancy of the first kernel, 0..1; None on the host.
     """
 
@@ -53,9 +53,9 @@ class ProblemResult:
         space_size: Configs before any rule.
         feasible: Feasible configs.
         refusals: Why configs were infeasible.
-        fates: Trials by fate.
-        reasons: Refused trials by reason (first line), with their number.
-        floor_us: Least time by bytes and operations, microseconds.
+        fates: Number of trials by fate.
+        reasons: Number of refused trials by reason (first line).
+        floor_us: Lower limit on the time from bytes and operations, microseconds.
         search_s: Wall-clock seconds of the search.
         compile_s: Seconds of compilation, summed over threads.
         new_trials: Trials of this run; the journal already held the others.
@@ -97,9 +97,9 @@ class SafeResult:
         dtypes: The combination: dtype by name.
         variant: The safe variant.
         config: Its safe config.
-        rendered: Its source for this combination.
-        record: The certificate; None for a combination that is not run: another one has its
-            source, or shows its choices (see `kgen.tune.safe_claims`).
+        rendered: The source for this combination.
+        record: The certificate; None for a combination that is not run, because another one has the
+            same source or covers its choices (see `kgen.tune.safe_claims`).
     """
 
     dtypes: Mapping[str, str]
@@ -120,7 +120,7 @@ class PassResult:
         copy_gbps: Measured copy bandwidth of the device.
         results: The results of the problems that are confirmed, in the order of the request.
         safe: The safe kernels that are certified.
-        safe_missing: The dtypes of those that are not, yet.
+        safe_missing: The dtypes of the safe kernels that are not certified yet.
         worker_restarts: Number of times that the worker process was replaced.
         seconds: Wall-clock seconds so far.
     """

@@ -16,7 +16,7 @@ from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
 from kgen.trial import Session
 
-# Of a certificate the limit of a trial is told after its own.
+# A certificate's message gives its own limit first, then the limit of a trial.
 _NO_ANSWER = re.compile(r"no answer within ([0-9.]+) s(?:.* limit of a trial, ([0-9.]+) s)?")
 
 
@@ -72,7 +72,7 @@ class CurrentDigests:
             return "recorded with another definition or other inputs"
         try:
             guards = self.guards(record.config)
-        except SpaceError:  # another config may still have its machine code
+        except SpaceError:  # no guards to compare; another config may have the same machine code
             return "recorded with a variant that the search space no longer has"
         return "recorded with other guards of the variant" if record.guards != guards else ""
 
@@ -171,7 +171,7 @@ def _time_us(record: Record) -> float:
 
 
 def _is_quarantined(record: Record) -> bool:
-    """Whether the machine, or a limit that has been raised since, may have caused its fate."""
+    """Whether the machine, or a limit that has been raised since, may have caused the fate."""
     if record.fate is Fate.BUILD_FAILED:
         return "(limit on compile" in record.reason
     return record.fate in (Fate.CRASHED, Fate.TIMED_OUT)

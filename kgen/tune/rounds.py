@@ -3,7 +3,7 @@
 Builds and trials end in an order that depends on the load of the machine. A study that saw this
 order would propose other trials each time, from the same seed. So proposals come in rounds, and
 round r is proposed from exactly the results of the rounds up to r - `IN_FLIGHT`, told in the order
-in which they were proposed. A result that is there earlier waits here; the journal has it already.
+in which they were proposed. A result that arrives earlier waits here; the journal already has it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kgen.search.study import Proposal, Search
 from kgen.tune.search_state import SearchState
 from kgen.tune.warm_start import WarmStart, too_slow_variants, untried_variants
 
-ROUND = 8  # configs proposed at once: each costs less, and the batch stays diverse
+ROUND = 8  # configs proposed at once: each costs less in a batch, and the batch stays diverse
 # One slow build holds back the next round, but not the 24 proposals in flight behind it.
 IN_FLIGHT = 4
 
@@ -30,8 +30,8 @@ class Rounds:
     the fallback leads by then, or last.
 
     Attributes:
-        most_begun: Trials that are begun and not recorded, at most: no other process could run
-            them, so any number.
+        most_begun: Most trials that are begun and not recorded; unlimited, because no other process
+            could run them.
         told: The results that the study knows, beginning with those of the journal.
         taken: The configs that have a result, or are proposed.
         passed_over: The variants that get no more trials of the warm start.
@@ -48,7 +48,7 @@ class Rounds:
             study: The study of the problem.
             known: The results.
             first: The warm start.
-            trials: Trials, at most, including the known results.
+            trials: Most trials, including the known results.
         """
         self._study, self._trials = study, trials
         self._fallback, self._warm = first.fallback, frozenset(first.configs)
@@ -62,7 +62,7 @@ class Rounds:
         self.passed_over: set[str] = set()
         self._open: deque[list[Proposal]] = deque()
         self._deferred: list[Proposal] = []
-        self._results: dict[int, Record] = {}  # by number of the proposal
+        self._results: dict[int, Record] = {}  # by the proposal's number
 
     def left(self) -> int:
         """Number of configs still to be proposed; 0 if the study has no more."""
@@ -141,10 +141,11 @@ class Rounds:
     def pass_over(self, withdraw: Callable[[Proposal], bool]) -> None:
         """Give back the warm-start proposals of variants that the results show to be too slow.
 
-        Also those whose trials run or have ended: which they are depends on the timing.
+        Proposals whose trials run or have ended are included, because which these are depends on
+        timing.
 
         Args:
-            withdraw: Cancels a proposal's trial, if that waits.
+            withdraw: Cancels a proposal's trial if it has not started.
         """
         released: list[Proposal] = []
         for variant in sorted(too_slow_variants(self.told.ranking()) - self.passed_over):
@@ -163,7 +164,7 @@ class Rounds:
             withdraw(proposal)
 
     def close(self) -> None:
-        """Tell all results there are, when nothing will be proposed any more."""
+        """Tell the study all remaining results, at the end of the search."""
         for members in (*self._open, self._deferred):
             self._tell([p for p in members if p.number in self._results])
 

@@ -36,14 +36,14 @@ _NO_PAIR = "other combinations of the same dtypes, two by two, have one"
 
 @dataclass
 class _Proof:
-    """The certificate of a claim so far.
+    """The state of a claim's certificate.
 
     Attributes:
         claim: The kernel to certify.
-        build: Its build.
-        artifact: The build's result; None until it was waited for.
-        record: Its certificate; None until its device part is in the journal.
-        host_run: Its host run, if one runs or has ended and is not recorded yet.
+        build: The kernel's build.
+        artifact: The build's result; None until it has been awaited.
+        record: The certificate; None until its device part is in the journal.
+        host_run: The host run, if one is running or has ended without being recorded.
         is_whole: Whether the certificate is complete.
         failure: Why the kernel is refused; empty if it is not.
     """
@@ -79,7 +79,7 @@ class SafeCertificates:
         Args:
             session: The session of the tune.
             host_runner: Makes the host runs; on the host, all runs.
-            pool: Proves on the device.
+            pool: The workers that verify on the device.
             tuned: The problems of the pass.
         """
         self._session, self._host_runner, self._pool = session, host_runner, pool
@@ -90,22 +90,22 @@ class SafeCertificates:
         ]
 
     def certify_tuned(self) -> Generator[StageAdvanced, None, None]:
-        """Certify what the tuned problems need; to be exhausted before anything else.
+        """Certify the kernels that the tuned problems need; exhaust this generator first.
 
         Raises:
-            TuneError: If one is wrong: the library would have nothing to fall back on.
+            TuneError: If one of them is wrong, because the library would lack its fallback.
         """
         self._pool.preload(sum(map(self._may_be_left, self._proofs)))
         yield from self._certify([proof for proof in self._proofs if proof.claim.is_tuned])
         self.raise_failures()
 
     def certify_rest(self) -> Generator[StageAdvanced, None, None]:
-        """Certify the others. `raise_failures` says what was wrong: the good ones are kept."""
+        """Certify the other kernels; `raise_failures` reports the refused ones afterwards."""
         self._pool.preload(sum(map(self._may_be_left, self._proofs)))
         yield from self._certify([proof for proof in self._proofs if not proof.claim.is_tuned])
 
     def advance(self) -> None:
-        """Start host runs of kernels that are compiled, and write down those that have ended."""
+        """Start host runs of kernels that are compiled, and record those that have ended."""
         for proof in self._proofs:
             is_new = proof.artifact is None and not proof.failure
             if not self._session.gpu.is_host and is_new and proof.build.done():
@@ -139,7 +139,7 @@ class SafeCertificates:
             raise TuneError("\n".join(failures))
 
     def results(self) -> tuple[SafeResult, ...]:
-        """The combinations whose kernels are certified so far, or whose source is."""
+        """The combinations whose kernel, or a kernel of the same source, is certified so far."""
         variant, config = safe_config(self._session)
         records = {p.claim.combination: p.record for p in self._proofs if p.is_whole}
         return tuple(
@@ -154,7 +154,7 @@ class SafeCertificates:
 
     def _is_certified(self, combination: Combination) -> bool:
         if all(proof.is_whole for proof in self._proofs):
-            return True  # those that are not run, too: see `kgen.tune.safe_claims`
+            return True  # including combinations that are not run: see `kgen.tune.safe_claims`
         sources = {p.claim.combination.rendered.digest for p in self._proofs if p.is_whole}
         return combination.rendered.digest in sources
 
@@ -192,14 +192,14 @@ class SafeCertificates:
             return
         known = session.certificate(rendered, proof.artifact, config, problem)
         if known is not None and not session.holds(known):
-            # The evidence comes into this journal; a time of another place does not.
+            # This journal takes over the evidence, but not a time that was measured elsewhere.
             known = session.renew(replace(known, timing=None), config, problem, rendered)
         proof.record = known
         if session.gpu.is_host or not claim.shows_a_pair:
             proof.is_whole = known is not None
             return
         if known is None and proof.host_run is not None:
-            return  # it is under way
+            return  # the host run is still running
         proof.host_run = self._host_runner.start(
             rendered, variant, config, session.pass_name, problem,
             None if known is None else known.evidence,
@@ -210,8 +210,8 @@ class SafeCertificates:
     ) -> Generator[tuple[_Proof, TrialOutcome], None, None]:
         """Verify kernels on the device, by the worker pool.
 
-        In a tune for the CPU kernels get the host run of a GPU kernel instead: small inputs, two
-        thread orders, on all cores, because nothing is timed at this point.
+        In a tune for the CPU, kernels get the host run of a GPU kernel instead: small inputs and
+        two thread orders, on all cores, because nothing is timed at this point.
         """
         session, on_host = self._session, self._session.gpu.is_host
         _, config = safe_config(session)
@@ -241,7 +241,8 @@ class SafeCertificates:
                 yield proofs[place], outcome
 
     def _record(self, proof: _Proof, outcome: TrialOutcome) -> None:
-        """Write the device part down; it is all of a kernel that has no host run."""
+        """Record the device part; for a kernel without a host run, this completes the certificate.
+        """
         session, claim = self._session, proof.claim
         _, config = safe_config(session)
         if outcome.evidence is not None and proof.host_run is None:
@@ -255,10 +256,10 @@ class SafeCertificates:
         proof.is_whole = proof.host_run is None and not proof.failure
 
     def _finish(self, proof: _Proof, record: Record, host_run: Future[HostRunResult]) -> None:
-        """Write the host run down if it has ended."""
+        """Record the host run if it has ended."""
         if not host_run.done() or proof.failure:
             return
-        proof.host_run = None  # also if it could not be built: that ends the tune
+        proof.host_run = None  # also if its build raises an error, which ends the tune
         found = host_run.result()
         if not found.kept:
             assert proof.artifact is not None

@@ -21,11 +21,11 @@ from kgen.model.space import Variant
 from kgen.operators.base import Operator
 from kgen.trial import Session
 
-# Small, and ragged in every power of two: the safe variant is judged on correctness alone. Dims
-# over which the same work is done again are smaller still: work grows with the product.
+# Small, and no multiple of a power of two: only the correctness of the safe variant matters. Dims
+# that repeat the work are even smaller (`FEW`), as the work is proportional to their product.
 SAFE_EXTENT = 67
 FEW = 3
-RAGGED_DIMS = 3  # the last ones, of an operator that does not say which dims repeat its work
+RAGGED_DIMS = 3  # number of last dims with `SAFE_EXTENT`, if the operator declares no `repeats`
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Combination:
     """The safe kernel of one combination of dtypes.
 
     Attributes:
-        problem: The problem that it is certified on.
-        rendered: Its source; other combinations may have the same.
+        problem: The problem on which it is certified.
+        rendered: The kernel's source; other combinations may have the same source.
     """
 
     problem: Problem
@@ -52,8 +52,9 @@ class Claim:
 
     Attributes:
         combination: The combination.
-        shows_a_pair: Whether it has a host run on a GPU's tune.
-        is_tuned: Whether a problem of the tune has its source: its library needs it first.
+        shows_a_pair: Whether it belongs to the set that covers all pairs of choices, which gets
+            host runs in a GPU's tune.
+        is_tuned: Whether a problem of the tune has the same source, so that it is certified first.
     """
 
     combination: Combination
@@ -64,12 +65,12 @@ class Claim:
 def safe_config(session: Session) -> tuple[Variant, Config]:
     """The safe variant of the session's pass, and its safe config."""
     variant = session.entry.space.safe_variant(session.pass_name)
-    assert variant.safe is not None  # `safe_variant` has looked for it
+    assert variant.safe is not None  # `safe_variant` guarantees it
     return variant, variant.safe
 
 
 def safe_dims(operator: Operator) -> tuple[tuple[str, int], ...]:
-    """The extents that safe kernels are certified at."""
+    """The extents at which safe kernels are certified."""
     dims = operator.signature.dims
     few = operator.repeats or [d.name for d in dims[:-RAGGED_DIMS]]
     return tuple((d.name, max(FEW if d.name in few else SAFE_EXTENT, d.smallest)) for d in dims)

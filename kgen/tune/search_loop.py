@@ -3,9 +3,9 @@
 Three activities overlap: compiler threads build the proposals, one thread waits for the worker, and
 the loop in this module proposes, renders and records. The worker's queue always holds the next
 candidate, so the worker waits neither for a compilation nor for Optuna's storage. Of the built
-candidates the most promising one runs first. Winners of earlier problems and the order of the
-search space define what is promising. `kgen.tune.rounds` keeps this order from the study: equal
-results give equal proposals, unless other processes share the study.
+candidates the most promising one runs first: promising are winners of earlier problems, then
+configs in the order of the search space. `kgen.tune.rounds` hides the order of execution from the
+study, so equal results give equal proposals, unless other processes share the study.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class ProblemSearch:
             session: The session of the tune.
             request: The tune.
             problem: The problem.
-            feasible: Its configs.
+            feasible: The problem's configs.
             first: The warm start.
             builds_ahead: Builds of warm-start configs that were started earlier.
-            trials: Trials, at most, including those of the journal.
+            trials: Most trials, including those of the journal.
             deadline: When to end if there is a result, as of `time.monotonic`; None for never.
             retry: Try again the configs that crashed or timed out.
             joint: The work with other processes; None: this one works alone.
@@ -123,13 +123,13 @@ class ProblemSearch:
         for record in reuse_records(session, problem, self._known, room, deadline):
             self.state.add(record)
         self._field_width = math.inf if every_time else FIELD_WIDTH
-        if joint is None or joint.is_tuner:  # the others would time the same records
+        if joint is None or joint.is_tuner:  # only one process needs to time them
             self.state.timed_again = complete_times(
                 session, problem, self.state, deadline=deadline, every=every_time
             )
         # A study never proposes a config twice, so a retry needs another study.
         again = f"+retry{len(self.state.records)}" if retry or self.not_reused else ""
-        if joint is not None:  # all processes must come to the same name
+        if joint is not None:  # all processes must use the same name
             again = f"+{request.retry_name}" if retry else ""
         name = study_name(session, problem, feasible, self._current, joint) + again
         study = open_study(
@@ -164,7 +164,7 @@ class ProblemSearch:
         self._places = {config: i for i, config in enumerate(first.configs)}
         leads = {c.variant: c for c in reversed(first.configs) if c.variant != first.fallback}
         self._leads = frozenset(leads.values())  # the first config of each variant
-        # Only the trial's thread uses it; that thread has a trial's time before `state` does.
+        # Used only by the thread that runs trials, which knows a trial's time before `state` does.
         self._least_us = self.state.best_us or math.inf
 
     def run(self) -> Generator[Record, None, None]:
@@ -208,7 +208,7 @@ class ProblemSearch:
                     self._proposals.release(trial.proposal)
         is_proposed = False
         while self._proposals.settle(ending=late or self._proposals.left() <= 0):
-            self._proposals.pass_over(self._withdraw)  # by what was told just now
+            self._proposals.pass_over(self._withdraw)  # based on the results told just now
             left = 0 if late else self._proposals.left()
             if left <= 0:
                 continue
@@ -231,8 +231,8 @@ class ProblemSearch:
     def _begin(self, proposal: Proposal) -> None:
         """Start a proposal, unless its config has a record or a trial already.
 
-        It was tried after an earlier proposal of it was released, or by a process that died between
-        the record and the end of its trial.
+        That happens after an earlier proposal of the config was released, or if a process died
+        between writing the record and finishing the study's trial.
         """
         record = self.state.records.get(proposal.config)
         if record is not None:
@@ -245,7 +245,7 @@ class ProblemSearch:
         self._pending.append(self._start(proposal))
 
     def _take_over(self) -> Iterator[Record]:
-        """Take over what other processes found."""
+        """Take over the records of other processes."""
         if self._others is not None:
             for record in self._others.take_over(self.state, self._known):
                 if record.timing is not None:
@@ -319,8 +319,9 @@ class ProblemSearch:
         )
 
     def _may_begin(self, trial: PendingTrial) -> bool:
-        """Whether a trial may enter the queue; drops one that was taken away."""
-        # Those that have ended count until they are recorded: a kill would lose them, too.
+        """Whether a trial may enter the queue; drops a trial that another process has taken over.
+        """
+        # Ended trials count until they are recorded, because a kill would lose them, too.
         begun = [other for other in self._pending if other.outcome is not None]
         if len(begun) >= self._proposals.most_begun:
             return False
@@ -372,7 +373,7 @@ class ProblemSearch:
             poll_s = HELD_POLL_S if held or late else None
             wait(futures, poll_s, return_when=FIRST_COMPLETED)
         elif self._joint is not None and not self._pending:
-            time.sleep(POLL_S)  # other processes have the last trials
+            time.sleep(POLL_S)  # other processes run the last trials
         for trial in list(self._pending):
             if trial.outcome is not None and trial.outcome.done():
                 outcome = trial.outcome.result()
@@ -397,7 +398,7 @@ class ProblemSearch:
         return self._add(trial, record)
 
     def _reuse(self, trial: PendingTrial, earlier: Record) -> Record:
-        """Reuse the earlier record of the same machine code; no code is tried twice."""
+        """Reuse the earlier record of the same machine code, so that no code runs twice."""
         config = trial.proposal.config
         return self._add(
             trial, self._session.renew(earlier, config, self._problem, trial.rendered)

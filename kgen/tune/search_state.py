@@ -18,12 +18,12 @@ class SearchState:
     Attributes:
         records: The newest record of each config.
         fates: Number of trials by fate.
-        reasons: Refused trials by the headline of their reason.
-        examples: By headline: one whole reason.
+        reasons: Number of refused trials by the headline of their reason.
+        examples: One complete reason for each headline.
         compile_s: Seconds of compilation, summed over threads.
         new_trials: Trials of this run; the journal already held the others.
         timed_again: Records of earlier tunes that lacked the time on trained inputs and got it.
-        options: Of the commands that reproduce a trial: ` --path ... --out ...`.
+        options: Options of the commands that reproduce a trial: ` --path ... --out ...`.
     """
 
     records: dict[Config, Record] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class SearchState:
 
         def place(item: tuple[float, Record]) -> tuple[float, str]:
             us, record = item
-            return us, record.config.digest if ties[us] > 1 else ""  # a digest takes 40 us
+            return us, record.config.digest if ties[us] > 1 else ""  # computing one takes 40 us
 
         return [r for _, r in sorted(timed, key=place)]
 

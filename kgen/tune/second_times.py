@@ -1,8 +1,8 @@
 """Times on the inputs of a trained model, for records that lack them.
 
-A search times a config on trained inputs only if it could be a finalist by its time on random ones.
-Records of earlier tunes may lack that time, or may be of trained inputs that were drawn otherwise.
-The time that they have is then a lower bound of the one that counts.
+A search times a config on trained inputs only if its time on random ones could make it a finalist.
+Records of earlier tunes may lack the time on trained inputs, or the operator may have drawn these
+inputs differently. Their recorded time is then a lower bound of the time that counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIELD_WIDTH = 1.15
 
 
 def is_whole(session: Session, record: Record) -> bool:
-    """Whether a record's time is one on all inputs that the operator declares today."""
+    """Whether a record has times on all inputs that the operator declares today."""
     return record.trained == session.trained
 
 
@@ -35,9 +35,10 @@ def complete_times(
     deadline: float | None = None,
     every: bool = False,
 ) -> int:
-    """Time records again, on all inputs, until those that finals would take are whole.
+    """Time incomplete records again, on all inputs, until all finalists have complete records.
 
-    A slower time may let other records into the field, so this goes on until the field is whole.
+    A slower time may let other records into the finals, so the finalists are determined again after
+    each trial.
 
     Args:
         session: The session of the tune; records the trials.
@@ -64,7 +65,7 @@ def complete_times(
 
 
 def _field(ranking: list[Record]) -> list[Record]:
-    """The records that finals would take."""
+    """The records that would take part in finals."""
     limit_us = FIELD_WIDTH * min((_us(record) for record in ranking), default=math.inf)
     return [record for record in ranking[:FINALISTS] if _us(record) <= limit_us]
 
@@ -75,11 +76,11 @@ def _us(record: Record) -> float:
 
 
 def _time_again(session: Session, problem: Problem, state: SearchState, old: Record) -> bool:
-    """Replace a record by a whole one; return False if the config does not build any more."""
+    """Replace a record by a complete one; return False if the config no longer builds."""
     rendered = session.render(old.config, problem)
     built = session.build(rendered).result()
     if isinstance(built, BuildFailure) or session.refusal(rendered, built, old.config):
-        return False  # the finals say why
+        return False  # the finals report why
     outcome = session.run(session.candidate(old.config, built), problem)
     record = session.record(old.config, problem, rendered, outcome, built)
     state.certify(old, record)

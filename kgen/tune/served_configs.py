@@ -20,13 +20,12 @@ def served_configs(
 ) -> dict[tuple[str, str], Config]:
     """Ask the library of a folder which config it runs for each problem.
 
-    A tune tries these first, so that a search which ends after a few trials has timed the kernel
-    that serves already.
+    A tune tries these first, so that even a search of a few trials has timed the current kernel.
 
     Args:
         out: The folder; it may have no library, or a damaged one, which a tune replaces.
         entry: The operator.
-        problems: By pass.
+        problems: The problems by pass.
         gpu: The GPU to tune for.
     Returns:
         The configs by pass and problem, without those of the safe variant, which a search tries

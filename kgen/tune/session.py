@@ -19,8 +19,8 @@ from kgen.trial import (
 from kgen.tune.request import TuneRequest
 from kgen.worker import Setup
 
-# A helper keeps one core busy, and host runs have half of the cores; each has a context and the
-# input sets of its trial in device memory.
+# A helper keeps one core busy, host runs occupy half of the cores, and each helper holds a CUDA
+# context and the input sets of its trial in device memory.
 _MOST_HELPERS = 3
 _CORES_PER_HELPER = 4
 
@@ -63,7 +63,8 @@ def worker_pool(request: TuneRequest, session: Session) -> WorkerPool:
         return WorkerHandle(_setup(request), request.limits.trial_s, spare=False)
 
     helpers = min(_MOST_HELPERS, len(os.sched_getaffinity(0)) // _CORES_PER_HELPER)
-    # On the host no device is proven on. A limit on memory is one of each process, not of all.
+    # On the host, nothing is verified on a device. A memory limit applies to each process, so
+    # several processes together would exceed it.
     if request.gpu.is_host or request.limits.memory_bytes is not None:
         helpers = 0
     return WorkerPool(session.worker, open_helper, helpers)
@@ -85,8 +86,8 @@ def _setup(request: TuneRequest) -> Setup:
 def _host_runs_at_once(gpu: GpuProfile) -> tuple[int, int]:
     """Worker processes that make host runs at the same time: at first, and at the end of a pass.
 
-    On a GPU they run during the search, on half of the cores; once nothing but they is left, on all
-    but one. On the host they run after the search, when nothing is timed.
+    In a tune for a GPU, host runs use half of the cores during the search, and all but one once
+    only host runs are left. On the host they run after the search, when nothing is timed.
     """
     cores = len(os.sched_getaffinity(0))
     if gpu.is_host:

@@ -1,4 +1,4 @@
-"""The names of studies, and the keys of texts that they are made of."""
+"""The names of studies, and the text keys from which they are computed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def study_name(
     """Return the name of a problem's study; it contains a digest of the code that is searched.
 
     Optuna cannot delete a finished trial. If a template, a header or the compiler changes, a new
-    study starts with the records of the journal that are still valid. A study that several machines
-    share is also of one device model, one definition, the same guards and the same time limit.
+    study starts with the records of the journal that are still valid. The name of a study that
+    several machines share also depends on the device model, the definition, the guards and the time
+    limit.
     """
     samples = {config.variant: config for config in reversed(feasible.configs)}
     keys = [text_key_of_config(session, problem, config) for _, config in sorted(samples.items())]
-    # Times on other inputs are other objectives. Of random ones alone the name is as before.
+    # Times on other inputs are another objective. Without trained inputs the name is unchanged.
     keys += [session.trained] if session.trained else []
     if joint is not None:
         guards = [current.guards(config) for _, config in sorted(samples.items())]

@@ -86,7 +86,7 @@ class Sweep:
 
         Args:
             problem: The problem.
-            configs: Feasible ones; at least one.
+            configs: Feasible configs; at least one.
         """
         return self._search(
             problem, Feasible(tuple(configs), len(configs), ()), WarmStart(tuple(configs)),
@@ -101,7 +101,7 @@ class Sweep:
             likely: The configs to try first.
             deadline: When to end if there is a result, as of `time.monotonic`.
         Raises:
-            EmptySpaceError: If nothing is feasible.
+            EmptySpaceError: If no config is feasible.
         """
         entry, session = self._request.entry, self.session
         variants = entry.space.of_pass(session.pass_name)

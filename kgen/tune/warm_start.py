@@ -16,7 +16,7 @@ from kgen.model.config import Config
 from kgen.model.record import Record
 from kgen.model.space import Variant
 
-TOO_SLOW_RATIO = 10.0  # times the best: no other config of the variant makes up for this ratio
+TOO_SLOW_RATIO = 10.0  # of the best time; no other config of a variant makes up for this ratio
 # Verified trials before a variant is judged: its first config may be meant for other shapes.
 FAIR_TRIALS = 2
 
@@ -51,11 +51,12 @@ def warm_start(
         variants: The variants of the pass, as its space lists them: the most promising first.
         allowed: The feasible configs.
         likely: Winners of other problems, the most likely first.
-        recorded: Winners in the journals of earlier tunes, tried after those. They do not make
-            the safe variant promising: their problems may have had little in common.
+        recorded: Winners in the journals of earlier tunes, tried after `likely`. They do not make
+            the safe variant promising, because their problems may have little in common with this
+            one.
     """
     winners = [config for config in likely if config in allowed]
-    # A safe variant that is listed first, or that has won a problem, is no last resort.
+    # A safe variant that is listed first, or that has won a problem, is not treated as fallback.
     fallback = next(
         (
             v.name

@@ -1,4 +1,4 @@
-"""Choose which configs of a space to check, and check each with the full set of inputs."""
+"""Chooses configs of a space, and checks each with the full set of inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPREAD = 3  # configs per variant, evenly spaced over its feasible set
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One verdict."""
+    """The outcome of checking one config."""
 
     problem: Problem
     config: Config
@@ -61,7 +61,7 @@ class Checker:
         and the fastest verified config of the journal.
 
         Raises:
-            EmptySpaceError: If nothing is feasible.
+            EmptySpaceError: If no config is feasible.
         """
         for config in _chosen(self.session, problem):
             yield self._check(problem, config, None)
@@ -79,7 +79,7 @@ class Checker:
         evidence names.
 
         Raises:
-            RecordError: If its config is no longer feasible.
+            RecordError: If the record's config is no longer feasible.
         """
         session = self.session
         problem = parse_problem(record.problem, session.entry.operator.signature)
@@ -136,7 +136,7 @@ class Checker:
             candidate=self.session.candidate(config, artifact),
             level="host",
             measure=False,
-            orders=(0,),  # one launch: a tool sees no more in a second
+            orders=(0,),  # one launch; the sanitizer would find no more in a second one
         )
         for tool in TOOLS:
             found = sanitizer.check(self.setup, trial, tool)
@@ -149,7 +149,7 @@ class Checker:
 
 
 def _seeds(known: Evidence | None) -> tuple[int, int] | None:
-    """The fixture's seed, and that of the certificate's fresh inputs, which it tries last."""
+    """The fixture's seed, and the seed of the certificate's fresh inputs, which run last."""
     if known is None or not known.tried:
         return None
     return known.seed, known.tried[-1].seed

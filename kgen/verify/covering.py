@@ -1,30 +1,30 @@
-"""Covering arrays: few rows that together have every pair of values that occurs in many rows."""
+"""Covering arrays: few of many rows that together contain every pair of values of all rows."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
 
-_SINGLE = 100  # a value that no chosen row has yet counts as many pairs
+_SINGLE = 100  # a single value that no chosen row has yet counts as this many pairs
 
 
 def pairs_of(row: Mapping[str, Hashable]) -> set[tuple[tuple[str, Hashable], ...]]:
-    """Every pair of a row's values, each with the name of its factor; and each value alone."""
+    """All pairs of a row's (factor, value) items, and each item alone."""
     values = list(row.items())
     return {*combinations(values, 2), *((value,) for value in values)}
 
 
 def covering_rows(rows: Sequence[Mapping[str, Hashable]], at_most: int | None = None) -> list[int]:
-    """Choose rows that have every pair of values that occurs in any of `rows`.
+    """Choose rows that together contain every pair of values that occurs in any of `rows`.
 
-    Greedy: the next row is the one with the most pairs that the chosen ones lack; a single value
-    that they lack counts as `_SINGLE` pairs, so that a short choice has every value before it has
-    many pairs.
+    The choice is greedy: the next row is the one with the most pairs that no chosen row has. A
+    single value that no chosen row has counts as `_SINGLE` pairs, so that a small `at_most` yields
+    all values before many pairs.
 
     Args:
-        rows: The candidates, a mapping from factor to value each; all with the same factors, in
-            the same order.
-        at_most: Stop after so many rows.
+        rows: The candidates: mappings from factor to value, all with the same factors in the same
+            order.
+        at_most: Largest number of rows; None: no limit.
     Returns:
         Indices into `rows`, in the order of choice.
     """

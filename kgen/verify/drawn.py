@@ -1,4 +1,4 @@
-"""Random untuned problems, with extents of known problems or near them."""
+"""Draws random untuned problems, with extents of known problems or close to them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Iterator, Sequence
 from kgen.model.problem import Problem, with_dims
 from kgen.model.signature import Dim, Signature
 
-# Beside the known extents: the least ones, odd ones, and one past a power of two.
+# Extents besides the known ones: the smallest, odd ones, and one more than a power of two.
 RAGGED = (1, 2, 3, 17, 67, 129)
-# A known extent is drawn as it is, or with this added: what is divisible by 8 no longer is.
+# Added to a known extent; after a nonzero step, an extent that 8 divides is no longer divisible.
 STEPS = (0, 0, 0, -1, 1, 5)
 
 
 def drawn_problems(
     signature: Signature, known: Sequence[Problem], count: int, seed: int
 ) -> Iterator[Problem]:
-    """Draw distinct problems; the same for the same arguments.
+    """Draw distinct problems; the same arguments give the same problems.
 
-    Every field is drawn by itself: dtypes and options of all that the signature allows, extents
-    from those of the known problems, beside them, and from `RAGGED`.
+    Dtypes and options come from all combinations that the signature allows. Each extent is drawn
+    independently: a known problem's, one close to it, or one of `RAGGED`.
 
     Args:
         signature: The signature of the operator.
         known: Problems whose extents are worth a kernel, such as a population's.
-        count: How many; fewer if there are not as many.
+        count: Number of problems; fewer are drawn if there are too few distinct ones.
         seed: The seed of the draws.
     """
     draw = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Check a library's kernels: every row, and families and safe kernels over a covering array."""
+"""Checks a library's kernels: every row, and families and safe kernels over a covering array."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from kgen.verify.covering import covering_rows
 from kgen.verify.drawn import drawn_problems
 from kgen.worker import Candidate, Trial, TrialOutcome
 
-ROOM = 6  # a drawn problem's tensors take at most this part of a GPU's memory
-ORDERS = (0, 1)  # of a block's threads on the CPU: by rank, and shuffled
-DRAWS = 400  # problems per pass of which the covering array is chosen
+ROOM = 6  # a drawn problem's tensors take at most 1 / ROOM of the GPU's memory
+ORDERS = (0, 1)  # orders of a CTA's threads on the CPU: by rank, and shuffled
+DRAWS = 400  # drawn problems per pass, from which the covering array is chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Subject:
     """One kernel to check.
 
     Attributes:
-        problem: The problem that a call has.
-        served: The kernel that the library chooses for it.
+        problem: The problem of a call.
+        served: The kernel that the library chooses for the problem.
     """
 
     problem: Problem
@@ -50,16 +50,17 @@ def served_subjects(
 ) -> tuple[list[Subject], list[Problem]]:
     """Find the rows of a GPU, each with its own problem, then a covering array of other problems.
 
-    The array is chosen of drawn problems: together its problems have every pair of dtypes, options,
-    kinds of extents and variants that any of the drawn ones has, as far as `count` goes.
+    The array is chosen from drawn problems. Its problems together contain every pair of dtypes,
+    options, kinds of extents and variants that occurs among the drawn ones, as far as `count`
+    allows.
 
     Args:
         library: The library.
         entry: The operator.
         pass_name: `forward` or `backward`.
-        gpu: Need not be in this machine.
+        gpu: The GPU; it need not be in this machine.
         known: Problems whose extents are worth a kernel.
-        count: Problems of the array, at most; 0: the rows alone.
+        count: Most problems of the array; 0: only the rows.
         seed: The seed of the draws.
     Returns:
         The subjects, and the drawn problems that the library refuses.
@@ -94,16 +95,16 @@ class Runs(Protocol):
     """Builds sources and runs each with many input sets."""
 
     def build(self, rendered: Rendered) -> Future[Artifact | BuildFailure]:
-        """Start to build a source; the compiler's threads do the work."""
+        """Start a build of a source, on the compiler's threads."""
 
     def outcome(
         self, rendered: Rendered, artifact: Artifact, config: Config, problem: Problem
     ) -> TrialOutcome:
-        """Run a build, and say how it went."""
+        """Run a build on the input sets and return the outcome."""
 
 
 class OnDevice:
-    """Certificates of the device."""
+    """Certifies kernels on the GPU."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -120,7 +121,7 @@ class OnDevice:
 
 
 class OnHost:
-    """Runs on the CPU, with the small input sets of a host run, for a GPU that is not here."""
+    """Runs kernels on the CPU with the small input sets of a host run, if the GPU is absent."""
 
     def __init__(
         self, entry: Entry, pass_name: str, compiler: Compiler, runner: HostRunner
@@ -154,7 +155,7 @@ class _Started:
 
 @dataclass(frozen=True)
 class LibraryCheck:
-    """Checks the kernels of one pass as they stand in the library.
+    """Checks the kernels of one pass in the form in which the library contains them.
 
     Attributes:
         library: The library.
@@ -171,9 +172,9 @@ class LibraryCheck:
     renderer: Renderer
 
     def check(self, subjects: Sequence[Subject]) -> Iterator[Checked]:
-        """Check subjects in their order; a config that the search space no longer has is refused.
+        """Check subjects in their order; reject a config that the search space no longer has.
 
-        All builds begin at once: the GPU runs one kernel while the CPU compiles the next ones.
+        All builds start at once, so the CPU compiles kernels while the GPU runs earlier ones.
         """
         for started in [self._start(subject) for subject in subjects]:
             yield self._finish(started)
@@ -199,6 +200,6 @@ class LibraryCheck:
             return Checked(subject.problem, config, failed_build(built))
         try:
             outcome = self.runs.outcome(rendered, built, config, subject.problem)
-        except VerifyError as problem:  # no memory for this one, say: the others are checked
+        except VerifyError as problem:  # too little memory, for example; the others are checked
             outcome = TrialOutcome(Fate.REJECTED, str(problem))
         return Checked(subject.problem, config, outcome)

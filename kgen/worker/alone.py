@@ -1,4 +1,4 @@
-"""One trial in a process of its own, for tools that watch a whole process: compute-sanitizer.
+"""Runs one trial in its own process, for compute-sanitizer, which watches whole processes.
 
     python -m kgen.worker.alone JOB
 
@@ -18,7 +18,7 @@ from kgen.worker.messages import Setup, Trial, TrialOutcome
 
 
 def main(job: Path) -> None:
-    """Run the trial of a job."""
+    """Run the trial of a job file."""
     from kgen.worker.runner import Runner
 
     setup, trial = pickle.loads(job.read_bytes())

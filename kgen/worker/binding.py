@@ -20,8 +20,8 @@ from kgen.worker.messages import Candidate
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[], None]
 
-# Shared memory of a CTA on the host layer, as kMaxSmemBytes of kgen/host/thread.hpp: a whole SM of
-# the GPUs that have the most.
+# Shared memory of a CTA on the host layer, equal to kMaxSmemBytes in kgen/host/thread.hpp: that of
+# a whole SM on the GPUs with the most shared memory.
 HOST_SMEM_BYTES = 233472
 
 
@@ -38,12 +38,12 @@ def bind(
     """Bind a candidate to tensors, whose extents may differ from the problem's.
 
     Args:
-        module: The candidate, loaded.
+        module: The candidate's loaded module.
         candidate: The candidate whose launches are planned.
-        operator: Has the pass.
-        gpu: The GPU that runs it.
+        operator: The operator.
+        gpu: The GPU that runs the candidate.
         pass_name: `forward` or `backward`.
-        problem: Says the dtypes, and the extents of dims that no tensor has.
+        problem: Gives the dtypes, and the extents of dims that no tensor has.
         tensors: Inputs, outputs and workspaces by name, without those that the problem leaves out.
         scalars: All scalars of the pass by name.
     Raises:
@@ -70,9 +70,9 @@ def bind_sets(
     """Bind a candidate to each of a problem's buffer sets.
 
     Args:
-        module: The candidate, loaded.
+        module: The candidate's loaded module.
         plan: The plan of the candidate, for the problem.
-        operator: Has the pass.
+        operator: The operator.
         pass_name: `forward` or `backward`.
         problem: The problem of the sets.
         sets: From `buffer_sets`.
@@ -86,7 +86,7 @@ def bind_sets(
     numbers: dict[str, int | float] = {}
     calls = []
     for tensors in sets:
-        # All sets have the same extents and strides; there may be hundreds of them.
+        # Computed once, because all sets have the same extents and strides, and may be hundreds.
         numbers = numbers or _numbers(operator, pass_name, problem, tensors)
         calls.append(module.bind(plan, {**absent, **tensors, **scratch}, numbers))
     return calls
@@ -95,7 +95,7 @@ def bind_sets(
 def shared_scratch(plan: Plan, problem: Problem, device: torch.device) -> Tensors:
     """Allocate a plan's workspaces, by name.
 
-    One for all sets: an allocator, too, gives the next call the last one's scratch memory.
+    All sets share them, as consecutive calls share scratch memory with a caching allocator.
     """
     return {
         w.name: torch.empty(w.elements, dtype=_torch_dtype(problem, w.dtype), device=device)
@@ -112,18 +112,18 @@ def buffer_sets(
     seed: int,
     device: torch.device,
 ) -> tuple[list[Tensors], str]:
-    """Make inputs and outputs of a problem; for cold times in enough copies to overflow L2.
+    """Make buffer sets of a problem's inputs and outputs; with a cold L2, enough to exceed L2.
 
     Args:
-        operator: Makes the inputs.
+        operator: The operator; its `make_inputs` draws the inputs.
         gpu: The GPU that will use them.
         pass_name: `forward` or `backward`.
-        problem: Its extents and dtypes.
+        problem: The problem.
         l2: `cold` or `warm`; see `sets_for`.
         seed: The seed of the inputs.
-        device: Where to make them.
+        device: Where to allocate them.
     Returns:
-        The sets, and what is in the cache when a call begins: see `cache_state`.
+        The sets, and the state of the cache at the start of a call: see `cache_state`.
     """
     pass_ = problem.present(operator.signature.pass_named(pass_name))
     bytes_per_set = sum(
@@ -132,9 +132,10 @@ def buffer_sets(
     memory = gpu.memory_bytes
     if device.type == "cuda":
         memory = torch.cuda.mem_get_info(device)[0]
-    # A call touches what its cost says of an in-out tensor, such as some slots of a large pool.
+    # A call may touch only a part of an in-out tensor, such as some slots of a large pool of
+    # states; the operator's cost counts only that part.
     touched = operator.cost(pass_name, problem).bytes if pass_.in_outs else bytes_per_set
-    # The inputs of a trained model are as many sets again.
+    # Trained inputs, if there are any, take as many sets again.
     share = 2 if operator.trained is None else 4
     limit = memory // share * touched // max(bytes_per_set, 1)
     count = sets_for(l2, touched, gpu.l2_bytes, limit)
@@ -157,9 +158,9 @@ def buffer_sets(
 def admission(
     candidate: Candidate, gpu: GpuProfile, pass_: Pass
 ) -> Callable[[Mapping[str, int | str], Mapping[str, torch.Tensor]], bool]:
-    """Return what says whether a candidate can take a call of some numbers and tensors.
+    """Return a function (numbers, tensors) -> whether a candidate can run such a call.
 
-    It can if the variant's guards hold and no launch needs more shared memory than a block has.
+    It can if the variant's guards hold and no launch needs more shared memory than a CTA can have.
     """
     most_smem_bytes = HOST_SMEM_BYTES if gpu.is_host else gpu.smem_per_block
     smems = [launch.smem for launch in candidate.variant.launches]
@@ -188,7 +189,7 @@ def _absent(operator: Operator, pass_name: str, problem: Problem) -> dict[str, N
 def _numbers(
     operator: Operator, pass_name: str, problem: Problem, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, int | float]:
-    """Scalars, dims and strides of a call, by the names that kernels take them by."""
+    """Scalars, dims and strides of a call, by the names of the kernels' parameters."""
     pass_ = operator.signature.pass_named(pass_name)
     numbers: dict[str, int | float] = {**operator.scalars(pass_name), **dict(problem.dims)}
     for declared in pass_.tensors:

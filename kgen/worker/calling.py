@@ -20,8 +20,8 @@ from kgen.worker.peers import bare_peer_calls
 
 Tensors = Mapping[str, torch.Tensor]
 
-# Relative to the norm of an output. Kernels are verified when they are tuned; this only tells a
-# call of the operator from a call of something else.
+# Largest error relative to the norm of an output. Kernels are verified when they are tuned; this
+# only detects that the function computes something other than the operator.
 _GROSS = 0.05
 
 
@@ -35,7 +35,7 @@ def cost_of_calls(
     """Time the library's function and the operator's peers on one set of inputs.
 
     Args:
-        operator: Has the peers and the definition.
+        operator: The operator, with its peers and definition.
         request: The request of the parent.
         tensors: Inputs and outputs of the problem, by name.
         device: The device that holds them.
@@ -44,7 +44,7 @@ def cost_of_calls(
         LaunchError: If the library cannot be used, or does not compute the operator.
     """
     options = operator.options(request.problem)
-    # As an installation by pip does; else the first call would compile the dispatch table, too.
+    # As an installation by pip does; else the first call would also compile the dispatch table.
     compileall.compile_dir(Path(request.library, PACKAGE), quiet=2)
     library = library_call(
         Path(request.library), operator, request.pass_name, tensors, options
@@ -64,9 +64,9 @@ def cost_of_calls(
 
 
 def _launcher() -> str:
-    """Give the library its extensions in C, as an installation by pip does; say which it has."""
+    """Build the library's C extensions, as an installation by pip does; return the one in use."""
     runtime = importlib.import_module(f"{PACKAGE}._runtime.extension")
-    # A file of its own: kgen's launcher is the same source, and is loaded in this process already.
+    # In a folder of its own: kgen's launcher has the same source and is already loaded here.
     folder = extension_folder() / PACKAGE
     folder.mkdir(exist_ok=True)
     return "compiled" if runtime.provide_extensions(folder) else "Python"

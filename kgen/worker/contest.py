@@ -1,7 +1,7 @@
-"""The contenders of finals, each on all kinds of inputs, and their result.
+"""Times the entrants of finals, each on all kinds of inputs, and collects the result.
 
-Every entrant is timed on every kind of inputs in the same interleaved rounds. Its slower inputs
-count, so that the samples that are compared are of those.
+Every entrant is timed on every kind of inputs in the same interleaved rounds. For each entrant, the
+samples on the inputs where it is slower count.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from kgen.worker.binding import Call
 from kgen.worker.inputs import slower_of
 from kgen.worker.messages import FinalsOutcome
 
-Calls = Mapping[str, Sequence[Call]]  # by the name of the inputs
+Calls = Mapping[str, Sequence[Call]]  # the calls of an entrant, by the name of the inputs
 Compare = Callable[[Mapping[str, Sequence[Call]]], tuple[Comparison, dict[str, str]]]
 
 
-LIBRARY, PEER = "library", "peer "  # an entrant's name, a prefix of names; kernels have numbers
+LIBRARY, PEER = "library", "peer "  # an entrant's name, a prefix of names; kernels are numbered
 
 
 def compared(entrants: Mapping[str, Calls], compare: Compare) -> FinalsOutcome:
-    """Time entrants side by side, and count the slower inputs of each.
+    """Time entrants side by side, and take the slower inputs of each.
 
     Args:
-        entrants: Kernels in the order of the finalists, by number; peers; the library's function.
-        compare: Times contenders side by side.
+        entrants: Calls by name: kernels by number, in the order of the finalists; peers; the
+            library's function.
+        compare: Times several entrants in interleaved rounds.
     """
     flat = {
         f"{name} on {inputs}": calls
@@ -55,7 +56,7 @@ def compared(entrants: Mapping[str, Calls], compare: Compare) -> FinalsOutcome:
 def split_by_inputs(
     calls: Sequence[Call], sets: Mapping[str, Sequence[object]]
 ) -> dict[str, Sequence[Call]]:
-    """Divide the calls of all sets, one after the other, by the inputs of the sets."""
+    """Split a sequence of calls, one per buffer set, by the kind of inputs of the sets."""
     found: dict[str, Sequence[Call]] = {}
     begin = 0
     for inputs, its in sets.items():

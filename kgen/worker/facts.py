@@ -17,17 +17,20 @@ _OUT_OF_MEMORY = ("can't allocate memory", "Storage size calculation overflowed"
 
 
 def is_out_of_memory(problem: Exception) -> bool:
-    """Whether an error of torch means out of memory; on the CPU only its text tells.
+    """Whether an error of torch means out of memory; on the CPU only its text says so.
 
-    Tensors of more than 2**63 bytes fit no memory either.
+    The error for a tensor of more than 2**63 bytes counts as well.
     """
     kinds = (torch.OutOfMemoryError, MemoryError)
     return isinstance(problem, kinds) or any(part in str(problem) for part in _OUT_OF_MEMORY)
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of the device's memory; what torch has cached counts as there, because it gives it
-    back before an allocation fails."""
+    """Total bytes of the device's memory.
+
+    Memory that torch's allocator caches counts, because torch releases it before an allocation
+    fails.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -44,7 +47,7 @@ def extension_folder() -> Path:
 
 
 def clock_texts(state: ClockState | None) -> dict[str, str]:
-    """The state of clocks, as a report tells it; empty where it cannot be read."""
+    """The state of the clocks, as texts for a report; empty where it cannot be read."""
     if state is None:
         return {}
     return {

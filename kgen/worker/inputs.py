@@ -1,7 +1,7 @@
 """The inputs that a kernel is timed on: random ones, and those of a trained model.
 
-A kernel that branches on values, or whose power depends on them, may be slower on one of the two.
-The slower time counts.
+A kernel that branches on values, or whose power consumption depends on them, may be slower on one
+of the two. The slower time counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kgen.operators.base import Operator
 from kgen.worker.binding import Tensors
 from kgen.worker.facts import is_out_of_memory
 
-SEED_STEP = 0x5EED  # from the seed of the random inputs to that of the trained ones
+SEED_STEP = 0x5EED  # seed of the trained inputs minus that of the random ones
 
 
 def inputs_of(operator: Operator) -> tuple[str, ...]:
@@ -31,7 +31,8 @@ def trained_sets(
 ) -> list[Tensors]:
     """Make the buffer sets of the trained inputs from those of the random ones.
 
-    Outputs are shared. No input is: peers know a set by the address of a tensor.
+    The sets share outputs with the random ones, but no inputs: peers identify a set by the address
+    of a tensor.
 
     Args:
         operator: Declares the trained inputs.
@@ -40,7 +41,7 @@ def trained_sets(
         sets: From `buffer_sets`.
         seed: The seed of the random inputs.
     Raises:
-        VerifyError: If the operator's `trained` contradicts the signature, or if there is no room.
+        VerifyError: If the operator's `trained` contradicts the signature, or if memory is short.
     """
     declared = problem.present(operator.signature.pass_named(pass_name))
     names = {t.name for t in declared.inputs}
@@ -61,7 +62,7 @@ def trained_sets(
 def _drawn(
     operator: Operator, pass_name: str, problem: Problem, given: Tensors, names: set[str], seed: int
 ) -> Tensors:
-    """The inputs of one set."""
+    """Draw the trained inputs of one set."""
     assert operator.trained is not None
     inputs = {name: given[name] for name in names}
     generator = torch.Generator(device=_device(inputs)).manual_seed(seed)
@@ -96,10 +97,10 @@ def _device(inputs: Mapping[str, torch.Tensor]) -> torch.device:
 
 
 def slower_of(by_inputs: Mapping[str, Timing]) -> Timing:
-    """The timing on the inputs where the median is longest, with the others beside it.
+    """The timing with the largest median, which also records the medians on the other inputs.
 
     Args:
-        by_inputs: At least one; of equal ones the first counts.
+        by_inputs: Timings by inputs, at least one; among equal medians the first counts.
     """
     name = max(by_inputs, key=lambda inputs: by_inputs[inputs].median_us)
     others = (

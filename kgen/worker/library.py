@@ -26,18 +26,19 @@ def library_calls(
 ) -> list[Callable[[], None]]:
     """Return one call of `kgen_ops.<operator>` per buffer set.
 
-    The function allocates its outputs. A call keeps them until it is called again, so that the
-    outputs rotate like the inputs: freed at once, their memory would serve the next call, warm.
+    The function allocates its outputs. Each call keeps its outputs until it is called again, so
+    that outputs rotate through memory as inputs do. If they were freed at once, the next call would
+    get the same memory, still in L2.
 
     Args:
-        folder: Where the package `kgen_ops` lies.
+        folder: The folder that contains the package `kgen_ops`.
         operator: The operator.
         pass_name: `forward` or `backward`.
-        sets: Tensors by name, without those that the problem leaves out. Inputs are passed on;
-            outputs that must be asked for are.
-        options: What the problem chooses for each option; None: the defaults.
+        sets: Tensors by name, without those that the problem leaves out. Inputs are passed to the
+            function; optional outputs in a set are requested from it.
+        options: The problem's choice for each option; None: the defaults.
     Raises:
-        LaunchError: If the library cannot be imported from there, or lacks the function.
+        LaunchError: If the library cannot be imported from the folder, or lacks the function.
     """
     function = _function(folder, operator.name, pass_name)
     return [_call(_bound(function, operator, pass_name, tensors, options)) for tensors in sets]
@@ -71,11 +72,11 @@ def _bound(
     asked_for = operator.signature.asked_for(declared)
     inputs = {i.name: tensors[i.name] for i in declared.inputs if i.name in tensors}
     wanted = {f"return_{o.name}": True for o in asked_for if o.name in tensors}
-    # By name: an input that the problem leaves out may stand between two that it has.
+    # Bound by name, because an input that the problem leaves out may stand between two others.
     scalars = operator.scalars(pass_name)
     bound = inspect.signature(function).bind(**inputs, **scalars, **wanted, **(options or {}))
     bound.apply_defaults()
-    # Called by position, as models do: keywords of a partial cost each call 0.2 us.
+    # Called by position, as models do: keyword arguments of a partial cost 0.2 us per call.
     return partial(function, *bound.args, **bound.kwargs)
 
 
@@ -110,6 +111,6 @@ def _call(bare: Callable[[], object]) -> Callable[[], None]:
     def call() -> None:
         with torch.no_grad():
             result = bare()
-        outputs[:] = [result]  # frees those of this set's last call, now that the new ones exist
+        outputs[:] = [result]  # frees the outputs of this set's last call, after the new ones exist
 
     return call

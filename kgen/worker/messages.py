@@ -30,8 +30,8 @@ class Setup:
         seed: The seed of the random inputs.
         l2: `cold` or `warm`: whether buffer sets rotate while a kernel is timed.
         on_host: Run on the host layer, whatever GPU the kernels are meant for.
-        memory_bytes: Device memory that trials may use; None for all of it. On the host, of the
-            worker process.
+        memory_bytes: Device memory that trials may use; None for all of it. On the host, the limit
+            on the worker process.
     """
 
     operator: str
@@ -49,7 +49,7 @@ class Candidate:
     """A built config, ready to run.
 
     Attributes:
-        variant: Its variant: launches are evaluated anew for every extent that is verified.
+        variant: The config's variant, from which the launches are computed for each input set.
         config: The config.
         artifact: The built module.
     """
@@ -61,7 +61,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Asks for the facts of the machine: device, driver, torch, measured copy bandwidth."""
+    """Request for the facts of the machine: device, driver, torch, measured copy bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +79,25 @@ class ProbeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Verify one candidate, then time it.
+    """Request to verify one candidate, then time it.
 
     Attributes:
         pass_name: `forward` or `backward`.
         problem: The problem.
         candidate: The candidate to run.
-        give_up_above_us: Stop timing early beyond this; None: never.
-        level: Which inputs to verify with: the quick set of a trial, all of a certificate, or
+        give_up_above_us: Stop timing early if the kernel takes longer than this; None: never.
+        level: Which inputs to verify with: the few sets of a trial, all of a certificate, or
             the small ones of a host run.
-        measure: Whether to time it at all.
-        orders: On the host, seeds of the orders in which a block's threads run, one launch each;
-            0: by rank. None: by rank, and as many launches as the level asks for.
-        seeds: (fixture's, of the fresh inputs), to check an earlier verdict again; None: the
-            worker's own.
-        trained_below_us: Time it on the inputs of a trained model, too, unless random inputs take
-            longer than this; None: whatever they take.
-        part: Which input sets to try; None: all. The parts of a run must have the same `seeds`.
-        threads: On the host, OS threads that share the blocks of a launch; 0: the device's own
-            number, which is that of the cores.
+        measure: Whether to time the candidate at all.
+        orders: On the host, seeds of the orders in which a CTA's threads run, one launch per order;
+            0: by rank. Empty: by rank, and the level's number of launches.
+        seeds: (seed of the fixture, seed of the fresh inputs), to repeat an earlier verification;
+            None: the worker's own.
+        trained_below_us: Time the candidate on trained inputs, too, unless it takes longer than
+            this on random ones; None: always.
+        part: Which input sets to run; None: all. The parts of a run must have the same `seeds`.
+        threads: On the host, OS threads that share the CTAs of a launch; 0: the device's default,
+            which is the number of cores.
     """
 
     pass_name: str
@@ -115,7 +115,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class SetBegun:
-    """Says, before the answer to a trial of a part, which set it is at: its place in the run."""
+    """Progress message of a trial with a `part`: the index in the run of the set that begins."""
 
     place: int
 
@@ -127,13 +127,13 @@ class TrialOutcome:
     Attributes:
         fate: `VERIFIED`, `WRONG`, `CRASHED`, `TIMED_OUT` or `REJECTED`.
         reason: Empty if verified.
-        timing: If verified and measured.
-        accuracy: Per output.
-        evidence: What was tried, and how; None of a search's trial, whose reason says it.
-        trained: As in the record.
-        sets: Of a part, the result of each of its sets.
-        printed: Of a part, bytes that the kernel printed.
-        printed_head: The beginning of that.
+        timing: The time, if the candidate was verified and measured.
+        accuracy: The accuracy of each output.
+        evidence: The sets, seeds and launches of the verification; None for a search's trial.
+        trained: Digest of the trained inputs, as in the record.
+        sets: The result of each set, if the trial had a `part`.
+        printed: Bytes that the kernel printed, if the trial had a `part`.
+        printed_head: The first of these bytes.
     """
 
     fate: Fate
@@ -149,7 +149,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PeerNames:
-    """Asks for the names of the peers that the operator offers for a pass on this machine."""
+    """Request for the names of the peers that the operator offers for a pass on this machine."""
 
     pass_name: str
 
@@ -163,17 +163,17 @@ class PeerNamesOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Finals:
-    """Time the best candidates and the peers against each other, interleaved.
+    """Request to time the best candidates and the peers against each other, interleaved.
 
     Attributes:
         pass_name: `forward` or `backward`.
         problem: The problem.
-        candidates: What to time, verified; the same one may be entered several times.
-        peers: Names of the peers to time; None: all that there are.
+        candidates: The verified candidates to time; one may occur several times.
+        peers: Names of the peers to time; None: all available ones.
         library: Folder of an emitted library whose public function is timed too; empty: none.
-            A worker can import one library only.
-        compare_peers: Whether to compare the peers' outputs with the oracle's, before.
-        check_outputs: Whether to compare the candidates' outputs with the oracle's, after.
+            A worker can import only one library.
+        compare_peers: Whether to compare the peers' outputs with the oracle before timing.
+        check_outputs: Whether to compare the candidates' outputs with the oracle after timing.
     """
 
     pass_name: str
@@ -187,24 +187,24 @@ class Finals:
 
 @dataclass(frozen=True, slots=True)
 class FinalsOutcome:
-    """Times of one interleaved run. Of several inputs, the slower time counts, for each contender.
+    """Times of one interleaved run; for each contender, the time on its slower inputs.
 
     Attributes:
-        timings: One per candidate, in their order.
-        samples_us: Per candidate, the samples behind its timing; paired by round.
-        peers: Times of the peers that ran.
-        peer_samples_us: Likewise, the samples behind them; paired by round with `samples_us`.
-        peer_errors: Why a peer did not run.
-        peer_accuracy: If asked for, the error of each output of the peers that ran, on the
+        timings: The timing of each candidate, in their order.
+        samples_us: The samples of each candidate's timing; paired by round.
+        peers: Timings of the peers that ran, by name.
+        peer_samples_us: The samples of the peers' timings; paired by round with `samples_us`.
+        peer_errors: Why a peer did not run, by name.
+        peer_accuracy: If requested, the error of each output of the peers that ran, on the
             problem's own inputs.
-        clocks: Clock and throttle state around the run, texts; empty where it cannot be read.
+        clocks: Clock and throttle state around the run, as texts; empty where it cannot be read.
             `slowed` says why the times are suspect, and is absent otherwise.
-        faults: If asked for, per candidate what was wrong with its outputs after it was timed;
-            empty texts if nothing was.
-        library: Time of the library's function, if one was named.
-        library_us: The samples behind it.
-        occupancy: Per candidate, resident threads over the most an SM can hold, of the first
-            kernel; None on the host.
+        faults: If requested, the fault in each candidate's outputs after it was timed; empty texts
+            for right outputs.
+        library: Timing of the library's function, if a library was named.
+        library_us: The samples of that timing.
+        occupancy: Occupancy of each candidate's first kernel, resident threads over the most that
+            an SM can hold; None on the host.
     """
 
     timings: tuple[Timing, ...]
@@ -222,11 +222,11 @@ class FinalsOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Trace one candidate and the peers, one after the other, under torch.profiler.
+    """Request to trace one candidate and the peers, one after the other, under torch.profiler.
 
     Attributes:
-        finals: What to run: the one candidate, the peers (None: also those that are timed on
-            request only), the library if its function is to be traced too.
+        finals: What to run: one candidate, the peers (None: all, including the slow ones), and the
+            library if its function is to be traced too.
         path: The file for the trace.
     """
 
@@ -239,8 +239,8 @@ class TraceOutcome:
     """The summary of a trace.
 
     Attributes:
-        traced: Ours first, then the library's function, then the peers that ran.
-        peer_errors: Why a peer did not run.
+        traced: The candidate first, then the library's function, then the peers that ran.
+        peer_errors: Why a peer did not run, by name.
     """
 
     traced: tuple[Traced, ...]
@@ -249,12 +249,14 @@ class TraceOutcome:
 
 @dataclass(frozen=True, slots=True)
 class CallCosts:
-    """Time what calls of the library's function and of the peers cost the host, without gradients.
+    """Request to measure the host time of calls of the library's function and of the peers.
+
+    Gradients are off.
 
     Attributes:
         pass_name: `forward` or `backward`.
         problem: The problem.
-        peers: Names of the peers to time; None: all that there are, but for the slow ones.
+        peers: Names of the peers to time; None: all except the slow ones.
         library: Folder of an emitted library.
     """
 
@@ -269,11 +271,11 @@ class CallCostsOutcome:
     """The host time of calls.
 
     Attributes:
-        costs: The library's first, then those of the peers that ran.
-        launcher: What the library launches with: `compiled`, `Python`, or `host` on a CPU.
-        first_ms: Host time of the library's first call, which reads its table, checks and loads
-            the kernel; without a shipped cubin it compiles it, too, or finds it in the cache.
-        peer_errors: Why a peer did not run.
+        costs: The host time of the library's function, then those of the peers that ran.
+        launcher: The library's launcher: `compiled`, `Python`, or `host` on a CPU.
+        first_ms: Host time of the library's first call, which reads the table, checks the kernel
+            and loads it; without a shipped cubin it also compiles it, or finds it in the cache.
+        peer_errors: Why a peer did not run, by name.
     """
 
     costs: tuple[CallCost, ...]
@@ -289,7 +291,7 @@ class Failure:
     Attributes:
         message: The error.
         fatal: Whether the device context is no longer usable, so that the worker ends.
-        operator: Whether the operator's own module is at fault: no config can help then.
+        operator: Whether the operator's own module is at fault, so that every config would fail.
         refused: Whether a launch asked for more than the device has, and nothing ran.
     """
 

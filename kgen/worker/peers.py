@@ -31,14 +31,14 @@ def peer_calls(
     """Make one call per buffer set of each wanted peer.
 
     Args:
-        operator: Has the peers.
-        finals: Says which are wanted.
+        operator: The operator with its peers.
+        finals: Names the wanted peers.
         sets: Inputs by name.
         synchronize: Waits for the device.
-        slow: Whether all peers means the slow ones, too.
+        slow: Whether "all peers" includes the slow ones.
     Returns:
-        The calls of those that work, by name, and why the others do not. Each peer has in-out
-        tensors of its own.
+        The calls of the peers that work, by name, and why the others do not. Each peer has its own
+        in-out tensors.
     """
     bare, errors = _working(operator, finals, sets, synchronize, slow)
     return {name: [_peer_call(call) for call in calls] for name, calls in bare.items()}, errors
@@ -50,10 +50,10 @@ def bare_peer_calls(
     tensors: Tensors,
     synchronize: Callable[[], None],
 ) -> tuple[dict[str, Bare], dict[str, str]]:
-    """Make one call of each wanted peer, with nothing around it but what passes its arguments.
+    """Make one call of each wanted peer, with no overhead except passing its arguments.
 
     Returns:
-        The calls of those that work, by name, and why the others do not.
+        The calls of the peers that work, by name, and why the others do not.
     """
     bare, errors = _working(operator, request, [tensors], synchronize, slow=False)
     return {name: call for name, (call,) in bare.items()}, errors
@@ -62,16 +62,16 @@ def bare_peer_calls(
 def peer_accuracy(
     operator: Operator, finals: Finals, fixture: Fixture, synchronize: Callable[[], None]
 ) -> dict[str, tuple[OutputAccuracy, ...]]:
-    """Compare what the wanted peers return with the oracle's outputs, on the problem's own inputs.
+    """Compare the outputs of the wanted peers with the oracle, on the problem's own inputs.
 
-    The peers are made for this alone, and dropped: what they keep of the inputs, for a backward
-    pass, would be memory that those who are timed want.
+    The peers are made only for this, and dropped afterwards: the tensors that they save for a
+    backward pass would occupy memory that the timed entrants need.
 
     Returns:
-        By name, of those that work and leave room for it, each output that was returned in its
-        place.
+        By name of a peer, the accuracy of each output that it returned at the expected place.
+        Peers that fail or run out of memory are left out.
     """
-    if finals.peers == ():  # not even the oracle's outputs are made
+    if finals.peers == ():  # skip the evaluation of the oracle, too
         return {}
     made = fixture.input_set(fixture.schedule.whole())
     peers, _ = _working(operator, finals, [made.values], synchronize, slow=False)
@@ -79,15 +79,17 @@ def peer_accuracy(
     wanted = {name: buffer.tensor for name, buffer in made.results.items()}
     for name, (call,) in peers.items():
         with suppress(torch.OutOfMemoryError), torch.no_grad():
-            for updated, value in made.initial.items():  # what made the peer work updated it
+            for updated, value in made.initial.items():  # earlier calls of the peer updated it
                 call.args[0][updated].copy_(value)
             accuracy[name] = output_accuracy(fixture, made, _by_name(call(), wanted))
     return accuracy
 
 
 def _by_name(returned: object, wanted: Tensors) -> dict[str, torch.Tensor]:
-    """Outputs in the operator's order, as far as they are what is wanted; a peer may return fewer
-    of them, or something else behind them."""
+    """Assign returned values to the operator's outputs in order, while shapes and types match.
+
+    A peer may return fewer outputs, or other values after them.
+    """
     given = returned if isinstance(returned, tuple | list) else (returned,)
     found: dict[str, torch.Tensor] = {}
     for (name, like), tensor in zip(wanted.items(), given, strict=False):
@@ -108,7 +110,7 @@ def _working(
 ) -> tuple[dict[str, list[partial[object]]], dict[str, str]]:
     errors: dict[str, str] = {}
     working: dict[str, list[partial[object]]] = {}
-    if request.peers == ():  # not even made: torch.compile takes a while to load
+    if request.peers == ():  # do not even call `peers`: torch.compile takes a while to load
         return working, errors
     scalars = operator.arguments(request.pass_name, request.problem)
     updated = [t.name for t in operator.signature.pass_named(request.pass_name).in_outs]
@@ -119,17 +121,17 @@ def _working(
         if name in left_out if request.peers is None else name not in request.peers:
             continue
         try:
-            # In-out tensors of its own for each set: for a large pool of states there may be no
-            # memory left, and then this peer alone is left out.
+            # Each set gets its own in-out tensors. If a large pool of states leaves too little
+            # memory for them, only this peer is left out.
             own = [{**tensors, **{n: tensors[n].clone() for n in updated}} for tensors in sets]
             calls: list[partial[object]] = [partial(peer, tensors, scalars) for tensors in own]
             with torch.no_grad():
                 for _ in range(3):  # a compiled peer compiles here, not while it is timed
                     calls[0]()
             synchronize()
-        except (Exception, SystemExit) as problem:  # it may fail in any way; that is reported
+        except (Exception, SystemExit) as problem:  # a peer may fail in any way; report it
             errors[name] = f"{type(problem).__name__}: {problem}".splitlines()[0]
-            own, calls = [], []  # what it took is free for the next one
+            own, calls = [], []  # frees the memory for the next peer
             continue
         working[name] = calls
     return working, errors

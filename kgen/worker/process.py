@@ -37,24 +37,25 @@ def worker_main(
     """Entry point of the worker process.
 
     Args:
-        pipe: Requests come, answers go. The first request is the permission to open the device:
-            a spare worker has loaded everything and waits for it.
-        lifeline: Ends when the parent does, however it does.
-        output: Takes the place of stdout, which kernels may print to.
-        complaints: Takes the place of stderr; a crash says its last words there.
-        setup: The setup of the trials to come.
-        environment: The parent's environment; that of the server of forks may be older.
+        pipe: Receives requests and sends answers. The first message is the permission to open the
+            device: a spare worker has loaded its modules and waits for it.
+        lifeline: A pipe that closes when the parent ends, for whatever reason.
+        output: Replaces stdout, to which kernels may print.
+        complaints: Replaces stderr, where a crash writes its message.
+        setup: The setup of the coming trials.
+        environment: The parent's environment; the fork server's may be out of date.
     """
     if setup.on_host or setup.gpu.is_host:
-        os.setpgid(0, 0)  # the programs that it starts end with it: see `Child.kill`
+        os.setpgid(0, 0)  # a process group, so that its programs end with it: see `Child.kill`
     os.environ.clear()
     os.environ.update(environment)
-    # Ctrl-C is the parent's to handle: it finishes or drops the trial, then ends us.
+    # The parent handles Ctrl-C: it finishes or drops the trial, then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the parent has blocked it
     os.dup2(output.fileno(), 1)
     os.dup2(complaints.fileno(), 2)
-    # What Python prints is the operator's own, a definition's say; kernels print past Python.
+    # Output of Python code (a definition, for example) goes to stderr; kernels write to stdout
+    # without Python.
     sys.stdout = sys.stderr
     threading.Thread(target=_follow, args=(lifeline,), daemon=True, name="kgen-lifeline").start()
     try:
@@ -103,7 +104,7 @@ def worker_main(
                 fatal=False,
                 operator=True,
             )
-        except Exception as problem:  # a fault of any kind is an outcome here, never a silence
+        except Exception as problem:  # every error must be reported to the parent
             text = (
                 str(problem)
                 if isinstance(problem, KgenError)
@@ -116,16 +117,16 @@ def worker_main(
                 operator=isinstance(problem, VerifyError),
                 refused=isinstance(problem, LaunchRefusedError) and not fatal,
             )
-        # What kernels printed lies in C's buffer; the parent must see it with the answer.
+        # Kernels' output may still be in C's stdout buffer; the parent reads it with the answer.
         ctypes.CDLL(None).fflush(None)
         pipe.send(answer)
         if isinstance(answer, Failure) and answer.fatal:
             pipe.close()
-            os._exit(3)  # a corrupt CUDA context can hang in its own destructors
+            os._exit(3)  # the destructors of a corrupt CUDA context can hang
 
 
 def _follow(lifeline: Connection) -> None:
-    """End with the parent: a tuner that is killed must not leave an endless kernel behind."""
+    """End this process when the parent ends, so that no endless kernel is left behind."""
     try:
         lifeline.recv_bytes()
     except (EOFError, OSError):
@@ -142,6 +143,6 @@ def _received_stop(pipe: Connection) -> bool:
 
 
 def _limit_process(memory_bytes: int | None) -> None:
-    """On the host, tensors are the process's own memory: what is taken too much fails there."""
+    """Limit the process's memory on the host, so that allocations beyond the limit fail."""
     if memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))

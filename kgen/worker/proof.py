@@ -1,4 +1,4 @@
-"""Verify one candidate on a device, and return the sets, seeds and launches that were tried."""
+"""Verifies one candidate on a device, and returns the sets, seeds and launches as evidence."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from kgen.worker.binding import Call, admission, bind
 from kgen.worker.messages import Trial
 
 WIDE_SMS = 132
-"""SMs of a host run's sets with `MANY_ROWS`: as many persistent blocks as an H200 has, and as many
-partial sums. Other sets have one SM, so that blocks take several batches of few rows."""
+"""Number of SMs for a host run's sets with `MANY_ROWS`: as many persistent CTAs and partial sums as
+on an H200. Other sets have one SM, so that CTAs process several batches even with few rows."""
 
 
 def verdict_of(
@@ -40,15 +40,15 @@ def verdict_of(
 
     Args:
         fixture: The fixture of the trial's pass and problem.
-        module: The candidate's, loaded.
+        module: The candidate's loaded module.
         trial: The candidate, its level, seeds and orders of threads.
         operator: The operator of the trial.
         gpu: The GPU that the candidate's launches are planned for.
         on_host: Whether the module runs on the host layer.
-        begins: Called with the place of a set in the run's schedule before that is made.
+        begins: Called with the index of each set in the run's schedule before the set is made.
     Raises:
         LaunchError: If a launch fails.
-        RuntimeError, MemoryError: Of PyTorch, if the sets do not fit the device.
+        RuntimeError, MemoryError: PyTorch's, if the sets do not fit the device.
     """
     candidate = trial.candidate
     pass_ = operator.signature.pass_named(trial.pass_name)
@@ -81,7 +81,7 @@ def verdict_of(
         if not guards(numbers, tensors):
             return False
         dims = tuple((name, int(numbers[name])) for name, _ in trial.problem.dims)
-        if on_host or dims == trial.problem.dims:  # what was asked for is launched, or refused
+        if on_host or dims == trial.problem.dims:  # the problem itself is never skipped
             return True
         launches = make_plan(
             candidate.variant, candidate.config, replace(trial.problem, dims=dims), gpu).launches
@@ -106,7 +106,7 @@ def verdict_of(
 
 
 def _extent(dim: str | None, pass_: Pass, tensors: Mapping[str, torch.Tensor]) -> int:
-    """The extent of a dim, as tensors have it; 0 if none has it."""
+    """The extent of a dim in the first tensor that has it; 0 if none has it."""
     for t in pass_.tensors:
         if dim in t.dims and t.name in tensors:
             return tensors[t.name].shape[t.dims.index(dim)]
@@ -114,9 +114,9 @@ def _extent(dim: str | None, pass_: Pass, tensors: Mapping[str, torch.Tensor]) -
 
 
 def has_room(module: Module, launches: Sequence[Launch], sm_count: int) -> bool:
-    """Whether all blocks that wait for each other at grid barriers fit on the SMs at once.
+    """Whether all CTAs that wait for each other at grid barriers are resident at the same time.
 
-    The library asks the same before a launch, and calls that do not fit get another kernel.
+    The library makes the same check before a launch, and serves other calls with another kernel.
     """
     return all(
         launch.blocks <= sm_count * module.occupancy(
@@ -142,8 +142,9 @@ def evidence_of(trial: Trial, seed: int, verdict: Verdict, on_host: bool) -> Evi
 
 
 def _has_several_orders(trial: Trial) -> bool:
-    # One order of threads is AddressSanitizer's or a tool's, which copies all memory between the
-    # tensors. What goes wrong in the steady state alone is a race, which other orders show.
+    # A trial with one order of threads runs under AddressSanitizer or a tool, which copies all
+    # memory between the tensors. Faults that occur only in the steady state are races, which the
+    # runs with several orders reveal.
     return trial.level == "host" and len(trial.orders) > 1
 
 
@@ -155,11 +156,11 @@ def _steady(trial: Trial, operator: Operator, gpu: GpuProfile) -> Extents:
 
 
 def _launches(trial: Trial, on_host: bool) -> int:
-    """On the values of each input set, see `kgen.check.LAUNCHES`."""
+    """Launches on the values of each input set, see `kgen.check.LAUNCHES`."""
     if trial.orders:
-        # One for a tool or a build that starts a process for each; else three at least, so
-        # that two orders come to launches on the same values.
+        # One launch for tools and for builds that start a process per launch. Otherwise at least
+        # three, so that launches on the same values have two orders.
         return 1 if len(trial.orders) == 1 else max(3, len(trial.orders))
-    # In the same order of threads a CPU computes the same bits: three launches show what the
-    # others left behind, more would show nothing.
+    # With one order of threads a CPU always computes the same bits. Three launches reveal effects
+    # of earlier launches; more would reveal nothing else.
     return min(3, LAUNCHES[trial.level]) if on_host else LAUNCHES[trial.level]

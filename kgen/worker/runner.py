@@ -1,4 +1,4 @@
-"""Runs trials on a device: load, verify, and only then time."""
+"""Runs trials on a device: loads a kernel, verifies it, and only then times it."""
 
 from __future__ import annotations
 
@@ -61,13 +61,15 @@ from kgen.worker.timed import Timed
 from kgen.worker.tracing import KERNEL, LIBRARY_CALL, traced
 
 FINAL_ROUNDS = 41
-FINAL_BUDGET_MS = 800.0  # of all finalists and peers together, on one kind of inputs
+FINAL_BUDGET_MS = 800.0  # device time of all finalists and peers together, per kind of inputs
 
 
 @contextmanager
 def _one_thread(device: torch.device) -> Iterator[None]:
-    """Oracles on the CPU are many operations on small tensors. On several threads each waits for
-    all of them to wake up: beside another busy process that took 15 times as long.
+    """Run torch on one thread, for oracles on the CPU.
+
+    They consist of many operations on small tensors, each of which would wait until all threads
+    wake up: next to another busy process that took 15 times as long.
     """
     if device.type != "cpu":
         yield
@@ -81,7 +83,7 @@ def _one_thread(device: torch.device) -> Iterator[None]:
 
 
 class Runner:
-    """The worker's state: the device, and what is kept for the current problem."""
+    """The worker's state: the device, and the cached data of the current problem."""
 
     def __init__(self, operator: Operator, setup: Setup, sizes: Sizes | None = None) -> None:
         """Open the device.
@@ -91,7 +93,7 @@ class Runner:
             setup: The setup of the worker.
             sizes: Sizes of the sets other than the problem itself; None: a default by device.
         Raises:
-            GpuError, LaunchError: If it cannot be used.
+            GpuError, LaunchError: If the device cannot be used.
         """
         self._operator = operator
         self._sizes = sizes
@@ -101,7 +103,7 @@ class Runner:
         self._device = HostDevice() if setup.on_host else open_device(setup.gpu, setup.ordinal)
         self._memory_bytes = setup.memory_bytes
         if self._device.torch_device.type == "cuda":
-            # A graph of a tiny kernel is hundreds of launches to capture.
+            # The C launcher speeds up capturing graphs: for a tiny kernel, hundreds of launches.
             provide_extensions(extension_folder())
             if setup.memory_bytes is not None:
                 total = torch.cuda.mem_get_info(self._device.torch_device)[1]
@@ -109,7 +111,7 @@ class Runner:
                 torch.cuda.set_per_process_memory_fraction(share, self._device.torch_device)
         self._current: tuple[object, ...] = ()
         self._fixture: Fixture | None = None
-        self._sets: dict[str, list[Tensors]] = {}  # by inputs
+        self._sets: dict[str, list[Tensors]] = {}  # buffer sets by kind of inputs
         self._cache_state = ""
 
     def usable(self) -> bool:
@@ -121,12 +123,12 @@ class Runner:
         return True
 
     def probe(self) -> ProbeOutcome:
-        """Read the machine's facts and measure its copy bandwidth."""
+        """Read the machine's facts and measure the device's copy bandwidth."""
         facts = {"torch": str(torch.__version__), **device_facts(self._device.torch_device)}
         return ProbeOutcome(facts, copy_bandwidth(self._device.torch_device))
 
     def peer_names(self, request: PeerNames) -> PeerNamesOutcome:
-        """List what `finals` could time beside our kernels."""
+        """List the peers that `finals` could time."""
         return PeerNamesOutcome(tuple(self._operator.peers(request.pass_name)))
 
     def trial(
@@ -136,11 +138,11 @@ class Runner:
 
         Args:
             trial: The trial.
-            begins: Called with the place of each input set in its schedule, before that is made.
+            begins: Called with the index of each input set in the schedule, before it is made.
         Raises:
             LaunchError: If a launch fails.
-            VerifyError: If the operator's module is at fault, or the problem itself does not fit
-                the memory.
+            VerifyError: If the operator's module is at fault, or the problem does not fit into
+                memory.
         """
         refusal = self._memory_refusal(trial)
         if refusal:
@@ -189,7 +191,7 @@ class Runner:
         if finals.compare_peers:
             accuracy = peer_accuracy(self._operator, finals, fixture, self._device.synchronize)
         whole = fixture.schedule.whole()
-        fixture.release(keep=whole if finals.check_outputs else None)  # memory for the sets
+        fixture.release(keep=whole if finals.check_outputs else None)  # frees memory for the sets
         modules = [self._device.load(c.artifact) for c in finals.candidates]
         try:
             timed = [
@@ -258,7 +260,7 @@ class Runner:
                     Path(finals.library), self._operator, finals.pass_name, sets,
                     self._operator.options(finals.problem),
                 )
-                library[0]()  # what it prepares at its first call is not of a call's time
+                library[0]()  # exclude the preparations of the first call
             contenders = {KERNEL: kernel, **({LIBRARY_CALL: library} if library else {}), **peers}
             return traced(contenders, errors, self._device.torch_device, request.path, synchronize)
         finally:
@@ -266,7 +268,7 @@ class Runner:
             module.close()
 
     def call_costs(self, request: CallCosts) -> CallCostsOutcome:
-        """Time what calls of the library's function and of the operator's peers cost the host."""
+        """Measure the host time of calls of the library's function and of the operator's peers."""
         self._fixture_for(request.pass_name, request.problem).release()
         tensors = self._buffer_sets(request.pass_name, request.problem)[RANDOM][0]
         return cost_of_calls(
@@ -276,7 +278,7 @@ class Runner:
     def _compare(
         self, entrants: Mapping[str, Sequence[Call]]
     ) -> tuple[Comparison, dict[str, str]]:
-        """Time entrants side by side, once more if power or heat held the clocks down meanwhile."""
+        """Time entrants side by side; repeat once if power or heat throttled the clocks."""
         device = self._device.torch_device
         for _ in range(2):
             before = clocks(device)
@@ -288,7 +290,7 @@ class Runner:
                 seed=self._seed,
                 cache=self._cache_state,
             )
-            after = clocks(device)  # while the GPU is still warm from it
+            after = clocks(device)  # read at once, while the GPU is still under load
             slowed = {reason for state in (before, after) if state for reason in state.slowed_by}
             if not slowed:
                 break
@@ -312,7 +314,7 @@ class Runner:
         except (RuntimeError, MemoryError) as problem:
             if not is_out_of_memory(problem):
                 raise
-            # Workspaces were found to fit, so it is what every candidate needs.
+            # The workspaces were checked to fit, so the memory that every candidate needs is short.
             raise VerifyError(
                 f"{trial.problem} does not fit: inputs, outputs and what verifying them takes "
                 f"need more device memory than there is{self._limit_text()}\n"
@@ -321,7 +323,7 @@ class Runner:
             ) from None
 
     def _memory_refusal(self, trial: Trial) -> str:
-        """Why the candidate's scratch memory cannot be had; empty if it can."""
+        """Why the candidate's scratch memory cannot be allocated; empty if it can."""
         candidate = trial.candidate
         plan = make_plan(candidate.variant, candidate.config, trial.problem, self._gpu)
         wanted = sum(w.elements * trial.problem.dtype(w.dtype).itemsize for w in plan.workspaces)
@@ -345,7 +347,7 @@ class Runner:
     ) -> Timed:
         """One bound call per buffer set."""
         plan = make_plan(candidate.variant, candidate.config, problem, self._gpu)
-        # Before the sets: how many there are depends on the memory that is left.
+        # Allocated before the sets, whose number depends on the free memory.
         scratch = shared_scratch(plan, problem, self._device.torch_device)
         sets = self._buffer_sets(pass_name, problem)[RANDOM]
         calls = bind_sets(module, plan, self._operator, pass_name, problem, sets, scratch)
@@ -359,7 +361,7 @@ class Runner:
         asked: Trial | Finals,
         inputs: str,
     ) -> Sequence[Call]:
-        """The calls of a kernel on some inputs, one for each buffer set."""
+        """The calls of a kernel on one kind of inputs, one for each buffer set."""
         if inputs == RANDOM:
             return timed.calls
         plan = make_plan(candidate.variant, candidate.config, asked.problem, self._gpu)
@@ -369,7 +371,7 @@ class Runner:
         )
 
     def _time(self, module: Module, timed: Timed, trial: Trial) -> Timing:
-        """Time a candidate on all inputs; on random ones alone if it is too slow there."""
+        """Time a candidate on all inputs; only on random ones if it is too slow there."""
         found: dict[str, Timing] = {}
         for inputs in inputs_of(self._operator):
             limit_us = trial.trained_below_us
@@ -385,7 +387,7 @@ class Runner:
         return slower_of(found)
 
     def _buffer_sets(self, pass_name: str, problem: Problem) -> dict[str, list[Tensors]]:
-        """Those of the current problem by inputs; made when they are first asked for."""
+        """The buffer sets of the current problem by kind of inputs; made at the first request."""
         self._fixture_for(pass_name, problem)
         if not self._sets:
             sets, self._cache_state = buffer_sets(
@@ -414,7 +416,7 @@ class Runner:
         wanted = (pass_name, problem, self._seed if seed is None else seed, small)
         if self._fixture is None or self._current != wanted:
             self._sets.clear()
-            self._fixture = None  # give its memory back before the next one measures what is free
+            self._fixture = None  # free its memory before the next fixture reads the free memory
             if self._device.torch_device.type == "cuda":
                 torch.cuda.empty_cache()
             self._fixture = Fixture(

@@ -1,12 +1,12 @@
 """Check a kernel's outputs after timing, to find kernels that do no work when repeated.
 
-What is timed runs on other buffers than the proof, and all its launches share their workspaces,
-which hold a large number at first. While it is timed, the first buffer set holds other values than
-the proof had. Then that set gets the proof's values, its outputs are filled with NaN, and the last
-launch has to give what the oracle says.
+Timed launches use other buffers than the verification, and share workspaces that initially hold a
+large number. During timing, the first buffer set holds other values than the verification used.
+Afterwards that set gets the values of the verification, its outputs are filled with NaN, and one
+more launch must match the oracle.
 
-In-out tensors are not restored while a kernel is timed: each launch updates what the one before
-left, as a decode loop does. The last launch begins from the proof's content.
+In-out tensors are not restored during timing: each launch updates the result of the launch before,
+as in a decode loop. The last launch starts from the contents of the verification.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kgen.worker.binding import Call, Tensors
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A kernel that is timed, with what its launches read and write.
+    """A kernel to be timed, with the buffers of its launches.
 
     Attributes:
-        calls: One per buffer set.
-        tensors: The tensors of the first set.
-        scratch: The workspaces of all sets.
+        calls: One call per buffer set.
+        tensors: The tensors of the first buffer set.
+        scratch: The workspaces, which all sets share.
     """
 
     calls: Sequence[Call]
@@ -36,15 +36,15 @@ class Timed:
     scratch: Tensors
 
     def prepare(self, fixture: Fixture, made: InputSet) -> None:
-        """Fill the workspaces, and give the first set other values than an input set's."""
+        """Fill the workspaces, and give the first buffer set other values than the input set's."""
         for workspace in self.scratch.values():
             _fill(workspace, LARGE)
         for name, value in other_values(fixture, made).items():
             self.tensors[name].copy_(value)
 
     def fault(self, fixture: Fixture, made: InputSet) -> str:
-        """Launch once more, on the input set's values, and say what is wrong with the outputs;
-        empty if nothing is.
+        """Launch once more on the input set's values, and describe errors of the outputs; empty if
+        they are right.
         """
         for name, value in made.values.items():
             self.tensors[name].copy_(value)
@@ -62,5 +62,5 @@ class Timed:
 
 
 def _fill(tensor: torch.Tensor, pattern: int) -> None:
-    """Fill a tensor without gaps."""
+    """Fill a tensor that has no gaps between its elements."""
     tensor.view(-1).view(torch.int16).fill_(pattern)

@@ -1,4 +1,4 @@
-"""The contenders of a profile, traced."""
+"""Traces the contenders of a profile."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kgen.measure.sampler import TimedCall
 from kgen.measure.trace import trace
 from kgen.worker.messages import TraceOutcome
 
-KERNEL = "kgen"  # launched as it is timed
-LIBRARY_CALL = "kgen_ops"  # as a user calls it
+KERNEL = "kgen"  # the kernel, launched as in timing
+LIBRARY_CALL = "kgen_ops"  # the library's function, as a user calls it
 
 
 def traced(
@@ -23,14 +23,14 @@ def traced(
     path: str,
     synchronize: Callable[[], None],
 ) -> TraceOutcome:
-    """Trace contenders, which have run before.
+    """Trace contenders; each must have run before, so that nothing is prepared in the trace.
 
     Raises:
         StorageError: If the trace cannot be written.
     """
     try:
         found = trace(contenders, device, Path(path), synchronize)
-    except (OSError, RuntimeError) as problem:  # the profiler's own writer raises the latter
+    except (OSError, RuntimeError) as problem:  # the profiler's writer raises RuntimeError
         raise StorageError(
             f"{path}: no trace can be recorded and written there: {problem}\n"
             "  choose another file with --trace"

@@ -1,10 +1,10 @@
-"""Choose configs of families for a call: those of the nearest rows, adapted to the rules.
+"""Adapt the configs of a table's rows to the problem of a call, under the rules of their families.
 
-A config that won a row may break a rule at the call's problem: it splits T where there are heads
-enough, or its tile does not fit the dtype. Then parameters are changed one at a time, each time to
-the choice that leaves the fewest rules broken, and two at a time where one change does not help.
-All rules of legality must hold in the end, and all rules of efficiency if such a config is found.
-Legal is only what the device admits: a CTA's threads and shared memory.
+A config that won a row may break a rule at the call's problem: it splits T although there are
+enough heads, or its tile does not fit the dtype. Then parameters are changed one at a time, each
+time to the choice that leaves the fewest rules broken, or two at a time if no single change helps.
+The result must obey all rules of legality, and the device's limits on a CTA's threads and shared
+memory. It obeys all rules of efficiency, too, if such a config is found.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .launches import fits_device
 from .rows import Call, ConfigCall, Family, Rule, Value
 from .spelling import spell
 
-# What a parameter's step to the next choice weighs in the unit of `distance`. This weight and FIRST
-# lose least on recorded problems (docs/decisions/0028).
+# Weight of one parameter's step to the next choice, in the unit of `distance`. This weight and
+# FIRST have the smallest loss on recorded problems (docs/decisions/0028).
 STEP = 0.5
-# A config that no row holds, but a search would try first, is farther than the rows of its variant
-# by this much; and the distance of a variant without rows. Search spaces list the variants that are
-# expected to be fast first: each next variant without rows is farther by `NEXT_UNPROVEN`, more than
-# the changes that usually make a config legal.
+# FIRST is added to the distance of a variant's nearest row for the configs that no row holds but a
+# search would try first. UNPROVEN is the distance of a variant without rows. Search spaces list the
+# variants that are expected to be fast first, so each further variant without rows is farther by
+# `NEXT_UNPROVEN`, which exceeds the changes that usually make a config legal.
 FIRST = 1.0
 UNPROVEN = 6.0
 NEXT_UNPROVEN = 3.0
 MOST_CHANGES = 6
-ILLEGAL = 1000  # rules of efficiency that one rule of legality outweighs
+ILLEGAL = 1000  # a broken rule of legality counts as many broken rules of efficiency
 _CONFIG = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
 
 
@@ -41,8 +41,9 @@ class Adapted(NamedTuple):
 
     Attributes:
         instance: The family and its config.
-        suits: Whether it obeys the rules of efficiency.
-        steps: Number of steps from choice to choice away from the config that it began with.
+        suits: Whether the config obeys the rules of efficiency.
+        steps: Number of steps between neighbouring choices from the config that it was adapted
+            from.
     """
 
     instance: Instance
@@ -70,11 +71,11 @@ def named_values(family: Family, config: str) -> tuple[Value, ...] | None:
 
 
 class FamilyRules:
-    """The rules of a family at one call. Many configs are judged for a call, each one once.
+    """The rules of a family at one call. The result for each config is computed once.
 
     Attributes:
         family: The family.
-        admits: Whether some config may serve the call.
+        admits: Whether any config may serve the call.
     """
 
     def __init__(self, family: Family, call: Call) -> None:
@@ -82,7 +83,7 @@ class FamilyRules:
 
         Args:
             family: The family.
-            call: As the family's rules take it, without the parameters' values.
+            call: The call on which the rules are evaluated, without the parameters' values.
         """
         self.family = family
         known = ConfigCall(call.__dict__, family.named)
@@ -113,11 +114,11 @@ class FamilyRules:
     def adapted(
         self, start: tuple[Value, ...], most_changes: int = MOST_CHANGES
     ) -> Adapted | None:
-        """Return a config near to `start` that is correct for the call, or None.
+        """Return a config close to `start` that is correct for the call, or None.
 
         Args:
             start: Values of the family's parameters, in order.
-            most_changes: Number of parameters that may be changed, one after the other.
+            most_changes: Most changes, one after the other.
         """
         if not self.admits:
             return None
@@ -141,8 +142,8 @@ class FamilyRules:
     def _best(
         self, start: tuple[Value, ...], configs: Iterable[tuple[Value, ...]], most: int
     ) -> tuple[tuple[Value, ...], int] | None:
-        """Return the config that breaks the fewest rules, at most `most`, and of those the nearest
-        to `start`, with the number of rules; None if all break more.
+        """Return the config that breaks the fewest rules, with their number; ties go to the config
+        nearest to `start`. None if all configs break more than `most` rules.
         """
         best, best_steps = None, 0
         for values in configs:
@@ -155,8 +156,7 @@ class FamilyRules:
         return best
 
     def _blamed(self, values: tuple[Value, ...]) -> frozenset[int]:
-        """The parameters, by place, that the broken rules of a config read. A change of others
-        mends nothing.
+        """Indices of the parameters that a config's broken rules read; changing others is useless.
         """
         read: set[str] = set()
         is_legal = True
@@ -172,8 +172,9 @@ class FamilyRules:
         return frozenset(place for place, name in enumerate(self._names) if name in read)
 
     def _count_broken(self, values: tuple[Value, ...], most: float) -> int:
-        """The rules that a config breaks, a rule of legality as `ILLEGAL` ones. A number above
-        `most` may be too low: nobody needs to know by how much.
+        """Count the rules that a config breaks; a rule of legality counts as `ILLEGAL`.
+
+        Counting stops above `most`, so a larger result is only a lower limit.
         """
         known = self._broken.get(values)
         if known is not None and (known >= 0 or -known > most):
@@ -184,7 +185,7 @@ class FamilyRules:
             if not _holds(rule, trial):
                 broken += weight
                 if broken > most:
-                    # The rule that refuses one neighbour refuses many: it is asked first.
+                    # A rule that refuses one config probably refuses its neighbours: test it first.
                     self._rules.insert(0, self._rules.pop(place))
                     self._broken[values] = -broken
                     return broken
@@ -194,13 +195,13 @@ class FamilyRules:
         return broken
 
     def _steps(self, start: tuple[Value, ...], values: tuple[Value, ...]) -> int:
-        """Number of steps from choice to choice between two configs."""
+        """Number of steps between neighbouring choices from one config to the other."""
         return sum(abs(places[a] - places[b])
                    for places, a, b in zip(self._places, start, values, strict=True) if a != b)
 
 
 class _Reader(Call):
-    """A call with the values of a config that notes which of them are read.
+    """A call with the values of a config that records which parameters are read.
 
     Attributes:
         read: Names of the parameters that were read.
@@ -227,11 +228,11 @@ class _Reader(Call):
             return values[name]
         if name not in self.__dict__["_named"]:
             raise AttributeError(name)
-        return self.__dict__["_named"][name](self)  # not kept: each rule is to read for itself
+        return self.__dict__["_named"][name](self)  # not cached, so that each rule's reads show
 
 
 def _compute(call: ConfigCall, named: Mapping[str, object]) -> None:
-    """Compute the named expressions that need no parameter, once for all configs."""
+    """Compute the named expressions that depend on no parameter, once for all configs."""
     for name in named:
         with suppress(AttributeError, ArithmeticError):
             getattr(call, name)
@@ -254,7 +255,7 @@ def _holds(rule: Rule, call: Call) -> bool:
 def _neighbours(
     family: Family, values: tuple[Value, ...], changes: int, blamed: frozenset[int]
 ) -> Iterator[tuple[Value, ...]]:
-    """Yield the configs that differ in so many parameters, at least one of them a blamed one."""
+    """Yield the configs that differ in `changes` parameters, of which at least one is blamed."""
     for changed in combinations(range(len(values)), changes):
         if blamed.isdisjoint(changed):
             continue

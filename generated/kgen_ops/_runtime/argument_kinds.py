@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .signature import ABSENT, Argument, PassSignature
 
-# What a call raises if PyTorch or Python meets an argument of a wrong kind before kgen checks it.
+# Errors that PyTorch or Python raises for an argument of a wrong kind before kgen checks it.
 # `Dispatcher.name_wrong_argument` then finds the argument.
 WRONG_KIND = (ArithmeticError, RuntimeError, TypeError, ValueError)
 
@@ -22,7 +22,7 @@ def check_tensors(signature: PassSignature, tensors: Sequence[object]) -> None:
     """Check that all inputs are tensors of strided memory, or None where they may be absent.
 
     Raises:
-        TypeError: If one is not.
+        TypeError: If an input is neither.
     """
     optional = {field.name for field in signature.dtypes if ABSENT in field.allowed}
     for argument, tensor in zip(signature.inputs, tensors, strict=True):
@@ -40,9 +40,9 @@ def check_strided(function: str, name: str, tensor: Tensor) -> None:
     """Check that a tensor is strided memory of numbers.
 
     Args:
-        function: What was called; for the error.
-        name: The argument; for the error.
-        tensor: Its value.
+        function: Name of the called function, for the error.
+        name: Name of the argument, for the error.
+        tensor: The argument's value.
     Raises:
         TypeError: If it is not.
     """
@@ -65,13 +65,13 @@ def _instead(argument: Argument, given: object, optional: bool) -> str:
 
 
 def check_memory(signature: PassSignature, tensors: Sequence[Tensor | None]) -> None:
-    """Check that the storage of each tensor has all of its elements.
+    """Check that the storage of each tensor contains all of its elements.
 
     The storage of a sharded parameter is freed between its uses (`untyped_storage().resize_(0)`). A
-    kernel that reads it ends the process.
+    kernel that reads such a tensor crashes the process.
 
     Raises:
-        ValueError: If one has not.
+        ValueError: If a storage is too small.
     """
     for argument, tensor in zip(signature.inputs, tensors, strict=True):
         if tensor is not None:
@@ -98,8 +98,8 @@ def check_scalars(signature: PassSignature, scalars: Sequence[object]) -> None:
     """Check that all scalars are numbers above their bounds.
 
     Raises:
-        TypeError: If one is no number.
-        ValueError: If one is not above its bound.
+        TypeError: If a scalar is no number.
+        ValueError: If a scalar is not above its bound.
     """
     for scalar, value in zip(signature.scalars, scalars, strict=True):
         if not _is_number(value):
@@ -114,14 +114,14 @@ def check_scalars(signature: PassSignature, scalars: Sequence[object]) -> None:
 
 def _is_number(value: object) -> bool:
     """Whether a launch can convert a value to float32: a number, or a tensor of one element."""
-    if isinstance(value, Tensor):  # converting it would wait for its GPU
+    if isinstance(value, Tensor):  # not converted here, which would synchronise with its GPU
         mapped: bool = torch._C._functorch.is_batchedtensor(value)
         return not mapped and value.numel() == 1 and not value.is_complex() and (
             value.device.type != "meta")
     if isinstance(value, str | bytes | bytearray):  # which `float` would parse
         return False
     try:
-        float(value)  # type: ignore[arg-type]  # that is the question
+        float(value)  # type: ignore[arg-type]  # tests whether it converts
     except (ArithmeticError, TypeError, ValueError, RuntimeError):
         return False
     return True
@@ -144,8 +144,8 @@ def check_flags(signature: PassSignature, flags: Sequence[object]) -> None:
         signature: The declared arguments.
         flags: The choice of each of the signature's `flags`, then of each option.
     Raises:
-        TypeError: If the choice of a flag is no truth value, or that of an option no text.
-        ValueError: If it is not allowed.
+        TypeError: If the choice of a flag is no truth value, or the choice of an option no text.
+        ValueError: If a choice is not allowed.
     """
     for field, wanted in zip(signature.flags, flags, strict=False):
         # The keyword is `return_<tensor>`, or `allow_<dtype>`; both name the field.
@@ -160,10 +160,10 @@ def check_flags(signature: PassSignature, flags: Sequence[object]) -> None:
 
 
 def refuse_traces(signature: PassSignature) -> None:
-    """Refuse a call while `torch.jit.trace` records, which would not record it.
+    """Refuse a call during `torch.jit.trace`, which would not record it.
 
     Raises:
-        NotImplementedError: If it does.
+        NotImplementedError: If a trace is being recorded.
     """
     if torch._C._get_tracing_state() is not None:
         raise NotImplementedError(
@@ -179,7 +179,7 @@ def check_kinds(
     """Raise kgen's error if a call raised another one because of an argument of a wrong kind.
 
     Args:
-        error: What the call raised.
+        error: The error that the call raised.
         signature: The declared arguments.
         tensors: One per input; None for one that is left out.
         scalars: One per scalar.

@@ -44,8 +44,8 @@ class BoundArguments(NamedTuple):
         dims: Extent of every dim, in declared order.
         dtypes: Dtype name of every field, then the choice of every option, in declared order.
         strides: (`x_stride_M`, elements) of every free stride; 0 for an absent tensor.
-        shapes: Shape of every output; what an absent one would have, too.
-        layouts: Strides of every output that takes an argument's layout; None for the others.
+        shapes: Shape of every output, including absent ones.
+        layouts: Strides of every output that takes an argument's layout; None for other outputs.
         copies: Names of the inputs whose leading dims have no common stride.
     """
 
@@ -67,12 +67,10 @@ def bind_arguments(
         signature: The declared arguments.
         tensors: One per input; None for one that is left out.
         scalars: One per scalar.
-        flags: Whether each of the signature's `flags` is wanted, or allowed; then the choice of
-            each option.
+        flags: The choice of each of the signature's `flags`, then of each option.
     Raises:
         TypeError: If an argument is no tensor or has a dtype that is not supported.
-        ValueError: If shapes, devices, strides, scalars or options are not what the signature
-            says.
+        ValueError: If shapes, devices, strides, scalars or options contradict the signature.
     """
     check_tensors(signature, tensors)
     given = [(a, t) for a, t in zip(signature.inputs, tensors, strict=True) if t is not None]
@@ -95,10 +93,10 @@ def bind_arguments(
 
 
 def has_own_values(tensor: Tensor) -> bool:
-    """Whether a tensor's memory holds its values. `Tensor.clone` makes a tensor of which it does.
+    """Whether a tensor's memory holds its values; that of a `Tensor.clone` always does.
 
     The memory of a tensor with the negative bit (`torch._neg_view(x)`, `z.conj().imag`) holds the
-    negatives. A `ZeroTensor` has no memory.
+    negated values. A `ZeroTensor` has no memory.
     """
     return not (tensor.is_neg() or tensor._is_zerotensor())
 
@@ -111,7 +109,7 @@ def complete_dtypes(
     Args:
         signature: The declared arguments.
         given: Dtype field or option -> its choice.
-        carriers: Dtype field -> the tensor that has it; for errors.
+        carriers: Dtype field -> the tensor with this dtype, for errors.
     Raises:
         TypeError: If a dtype is missing or not allowed.
         ValueError: If an option's choice is not allowed.
@@ -144,7 +142,7 @@ Given = Sequence[tuple[Argument, Tensor]]
 
 
 def _check_written(signature: PassSignature, argument: Argument, tensor: Tensor) -> None:
-    """Refuse a tensor that a call cannot update: one with elements that share memory."""
+    """Refuse a tensor that a call cannot update because several elements share memory."""
     span = 1
     for step, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if extent > 1 and step < span:
@@ -219,7 +217,7 @@ def _check_packing(
     signature: PassSignature, packing: Packing, given: Given, dims: dict[str, int],
     origin: dict[str, str],
 ) -> None:
-    """Find out how many sequences there are; they are as many as the states say."""
+    """Determine the number of sequences, and check that it equals the number of states."""
     n, b = packing.sequences, packing.batch
     if all(argument.name != packing.offsets for argument, _ in given):
         if dims.setdefault(n, dims[b]) != dims[b]:
@@ -243,13 +241,14 @@ def _check_packing(
 
 
 def has_offsets_on_cpu(signature: PassSignature, tensors: Sequence[Tensor | None]) -> bool:
-    """Whether a call has packed sequences whose offsets the CPU can read, and has checked them.
+    """Check the offsets of packed sequences on the CPU; return whether a call has such offsets.
 
-    A kernel on the CPU would read and write outside the tensors for wrong ones. On a GPU nothing
-    reads them but the kernel: that would synchronise.
+    With wrong offsets a kernel on the CPU would access memory outside the tensors. Offsets on a GPU
+    are not checked, because reading them would synchronise.
 
     Raises:
-        ValueError: If they do not begin with 0, decrease, or do not end with the last time step.
+        ValueError: If the offsets do not begin with 0, decrease, or do not end with the last time
+            step.
     """
     if signature.packing is None:
         return False
@@ -260,7 +259,7 @@ def has_offsets_on_cpu(signature: PassSignature, tensors: Sequence[Tensor | None
         return False
     batch = signature.packing.batch
     argument, rows = next(pair for pair in given.values() if batch in pair[0].dims[:-1])
-    assert rows is not None  # every pass has a tensor of all batch rows and steps
+    assert rows is not None  # every pass has a tensor with batch rows and steps
     axis = argument.dims.index(batch) + 1
     steps = rows.shape[axis]
     values = offsets.tolist()
@@ -312,14 +311,14 @@ def _dtypes(
                             f"{argument.name}.to({other}.dtype), or call under torch.autocast")
         carriers.setdefault(argument.dtype, argument.name)
     plain = complete_dtypes(signature, given, carriers)
-    for field in rounded:  # no effect with dtypes that are not rounded
+    for field in rounded:  # a rounding flag has no effect on dtypes that are not rounded
         given[field.name] = next((n for n in _allowed(field, plain) if n in ROUNDS),
                                  plain[field.name])
     return complete_dtypes(signature, given) if rounded else plain
 
 
 def _named_dtypes(signature: PassSignature, name: str) -> list[str]:
-    """The dtypes that tensors of a field may have."""
+    """The dtypes that the tensors of a dtype field may have."""
     fields = {field.name: field.allowed for field in signature.dtypes}
     found = [n for each in fields[name] for n in fields.get(each, (each,))]
     return [n for n in dict.fromkeys(found) if n in TORCH_DTYPES]
@@ -334,7 +333,7 @@ def _strides(
         inner = len(argument.dims) - 1 if argument.leading else len(argument.dims)
         sizes, steps = tuple(tensor.shape), tuple(tensor.stride())
         outer = len(sizes) - inner
-        # Strides of dims[1:] (or of all dims), each of which is given or must be contiguous.
+        # Strides of dims[1:] (or of all dims): each is either free or must be contiguous.
         contiguous = 1
         for axis in range(len(sizes) - 1, outer - 1, -1):
             name = argument.dims[axis - len(sizes)]
@@ -362,7 +361,7 @@ def _strides(
 def _layouts(
     signature: PassSignature, given: Given, dtypes: dict[str, str], strides: dict[str, int]
 ) -> tuple[tuple[int, ...] | None, ...]:
-    """Strides of the outputs that take an argument's layout; those that are free go into `strides`.
+    """Strides of the outputs that take an argument's layout; free strides are added to `strides`.
     """
     tensors = {argument.name: tensor for argument, tensor in given}
     layouts: list[tuple[int, ...] | None] = []

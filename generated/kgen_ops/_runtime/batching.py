@@ -17,7 +17,7 @@ from .signature import ABSENT, Argument, PassSignature
 
 
 class Outputs:
-    """Finds which outputs of a pass a call has.
+    """Determines which outputs a call of a pass has.
 
     An optional output is present if the input of the same dtype field is, or if its keyword is set.
 
@@ -36,7 +36,7 @@ class Outputs:
         self.optional = [index for index, decider in self._deciders if decider >= 0]
 
     def present(self, arguments: Sequence[Any]) -> list[int]:
-        """Return their indices among the declared outputs.
+        """Return the indices of the present outputs among the declared outputs.
 
         Args:
             arguments: All arguments of the call, in the order of the generated function.
@@ -53,7 +53,8 @@ def _there(argument: object) -> bool:
 def servable(argument: Argument, tensor: Tensor) -> Tensor:
     """The tensor in a layout that the argument allows. Autograd may pass an expanded scalar."""
     if argument.free_strides and argument.dims[-1] not in argument.free_strides:
-        # All other strides are free, or belong to leading dims, which the call copies if needed.
+        # All other strides are free, or belong to leading dims, for which the call makes a copy if
+        # necessary.
         return tensor if tensor.ndim and tensor.stride(-1) == 1 else tensor.contiguous()
     return tensor.contiguous()
 

@@ -3,8 +3,8 @@
 An entry is one file, `<directory>/<k>/<key><suffix>` with k the key's first two characters: the
 content, then a trailer with its length and a SHA-256 of its name and content. The trailer comes
 last because ELF readers (the dynamic linker, the CUDA driver) ignore bytes after their data, so a
-cached `.so` can be loaded in place. A file that does not match its trailer counts as missing and is
-removed; so does an entry that lies under another one's name.
+cached `.so` can be loaded in place. A file that does not match its trailer, or that has the name of
+another entry, counts as missing and is removed.
 
 A writer creates a temporary file and renames it over the entry. Any number of processes and threads
 may therefore share a directory; if several build the same entry, the last one wins, with the same
@@ -37,7 +37,7 @@ class CacheError(OSError):
     """The cache directory cannot be used or written."""
 
     def __str__(self) -> str:
-        """The message alone; `errno` keeps the number."""
+        """The message without the error number, which is in `errno`."""
         return str(self.strerror)
 
 
@@ -100,10 +100,10 @@ class Cache:
                            0o700 if executable else 0o600)
 
     def keep(self, folder: str, name: str, content: bytes) -> Path:
-        """Write a plain file `<directory>/<folder>/<name>` for people to look at, atomically.
+        """Write a plain file `<directory>/<folder>/<name>` for people to read, atomically.
 
         Raises:
-            CacheError: As `put`.
+            CacheError: As in `put`.
         """
         return self._write(self.directory / folder / name, content, 0o600)
 
@@ -113,7 +113,7 @@ class Cache:
             self._make(self.directory)
             self._make(path.parent)
             self._make(self.directory / _TEMPORARY)
-            # In the same file system, so that the rename is atomic, but in a folder of its own.
+            # In the same file system, so that the rename is atomic, but in a separate folder.
             handle, temporary = tempfile.mkstemp(dir=self.directory / _TEMPORARY)
             with os.fdopen(handle, "wb") as file:
                 os.fchmod(handle, mode)
@@ -138,7 +138,7 @@ class Cache:
                 if now - path.stat().st_mtime > older_than_s:
                     path.unlink()
                     removed += 1
-            except OSError:  # another process was faster
+            except OSError:  # another process has removed it
                 continue
         return removed
 

@@ -1,10 +1,10 @@
 """The digest of a cubin's machine code, which does not depend on names and comments.
 
-Two texts that compile to the same instructions are the same kernel: a proof or a time of one holds
-for the other. The digest therefore covers, function by function, what a GPU executes and allocates:
+Two texts that compile to the same instructions are the same kernel: a verification or a time of one
+holds for the other. So the digest covers, per function, all that a GPU executes and allocates:
 
 - the instructions and the indirect branch tables;
-- relocations and addresses of globals, by the content that they point at, not by name;
+- relocations and addresses of globals, by the content to which they point, not by name;
 - registers, stack, barriers, static shared memory, local memory, launch bounds, parameters;
 - the values of constants and initialised globals that an instruction reads.
 
@@ -34,12 +34,13 @@ _CUDA = 190  # e_machine
 _NO_BITS = 8  # sh_type of memory that has no content in the file
 _RELA = 4
 _SIZED = 4  # format of an attribute whose value follows it
-_GLOBALS_BANK = 4  # holds the addresses of globals
-_CONSTANT_FORMS = (3, 5)  # of an instruction with an operand in a constant bank
+_GLOBALS_BANK = 4  # constant bank with the addresses of globals
+_CONSTANT_FORMS = (3, 5)  # forms of an instruction with an operand in a constant bank
 # Attributes (EIATTR) whose first four bytes are the index of a symbol.
 _OF_SYMBOL = {0x0A, 0x11, 0x12, 0x23, 0x2F, 0x3B}
 _EXTERNS = 0x0F  # a list of symbols; the relocations say which of them are called
-# Sections whose name ends with their function's name; of these the digest covers the content.
+# Prefixes of sections whose names end with the function's name. The digest covers the content of
+# sections in _CONTENT, and the size of sections in _EXTENT.
 _CONTENT = (".nv.constant2.",)  # branch targets
 _EXTENT = (".nv.constant0.", ".nv.shared.", ".nv.local.")  # parameters, memory
 
@@ -52,8 +53,8 @@ class Code(NamedTuple):
     """The digest of a cubin.
 
     Attributes:
-        digest: The digest of all its functions, independent of their order.
-        functions: Digest of each one by its name.
+        digest: The digest of all functions, independent of their order.
+        functions: The digest of each function, by name.
     """
 
     digest: str
@@ -66,7 +67,7 @@ def code_of(cubin: bytes) -> Code:
     Args:
         cubin: A cubin that NVRTC or nvcc made for one architecture.
     Raises:
-        CubinError: If the bytes are none, or are cut off.
+        CubinError: If the bytes are no cubin, or are cut off.
     """
     try:
         image = _Image(cubin)
@@ -81,9 +82,8 @@ def code_of(cubin: bytes) -> Code:
 def globals_used(cubin: bytes) -> tuple[str, ...]:
     """Return the mangled names of the global variables that a cubin's instructions refer to.
 
-    Memory of this kind lives as long as the loaded module: a kernel can keep something in it from
-    one launch to the next. Constants of `__constant__` memory are no such globals, and neither are
-    those that no instruction reads.
+    Such memory lives as long as the loaded module, so a kernel can keep state in it from one launch
+    to the next. `__constant__` variables do not count, nor do globals that no instruction reads.
 
     Raises:
         CubinError: If the bytes are no cubin, or are cut off.
@@ -121,7 +121,7 @@ class _Section(NamedTuple):
 
 class _Symbol(NamedTuple):
     name: str
-    section: int  # 0: of another module
+    section: int  # 0: the symbol is defined in another module
     value: int
     size: int
 
@@ -131,9 +131,9 @@ class _Image:
 
     Attributes:
         arch: The flags of the header: architecture and layout.
-        sections: By number.
-        named: By name.
-        symbols: By number.
+        sections: Sections by number.
+        named: Sections by name.
+        symbols: Symbols by number.
         functions: Names of the functions with code.
     """
 
@@ -201,7 +201,7 @@ def _body(image: _Image, name: str) -> str:
             bytes([number]) + (value[4:] if number in _OF_SYMBOL else value)
             for number, value in image.attributes(f".nv.info.{name}") if number != _EXTERNS
         )
-    if ".nv.info" in image.named:  # of all functions; each entry says of which symbol
+    if ".nv.info" in image.named:  # attributes of all functions; each names its symbol
         parts += sorted(
             bytes([number]) + value[4:]
             for number, value in image.attributes(".nv.info")
@@ -212,7 +212,7 @@ def _body(image: _Image, name: str) -> str:
 
 
 def _function(image: _Image, name: str, bodies: Mapping[str, str]) -> str:
-    """The digest of a function with all that it refers to."""
+    """The digest of a function and of everything to which it refers."""
     parts = [bodies[name].encode()]
     for offset, kind, symbol, addend in sorted(image.relocations(f".text.{name}")):
         parts += [struct.pack("<QIq", offset, kind, addend), _target(image, symbol, bodies)]
@@ -220,7 +220,7 @@ def _function(image: _Image, name: str, bodies: Mapping[str, str]) -> str:
              for offset, _, symbol, addend in image.relocations(f".nv.constant{_GLOBALS_BANK}")}
     for bank, offset in sorted(_constants_read(image.named[f".text.{name}"].content)):
         if bank == _GLOBALS_BANK:
-            # An address is 8 bytes, and its upper half may be read by itself.
+            # An address has 8 bytes, and an instruction may read only its upper half.
             if (slot := slots.get(offset & ~7)) is not None:
                 symbol, addend = slot
                 parts += [struct.pack("<Qq", offset, addend), _target(image, symbol, bodies)]
@@ -230,24 +230,25 @@ def _function(image: _Image, name: str, bodies: Mapping[str, str]) -> str:
 
 
 def _target(image: _Image, symbol: _Symbol, bodies: Mapping[str, str]) -> bytes:
-    """The content that a symbol refers to; its name only if it is external."""
+    """The content to which a symbol refers; for an external symbol, its name."""
     if symbol.section == 0 or symbol.section >= len(image.sections):
         return b"external " + symbol.name.encode()
     section = image.sections[symbol.section]
     function = section.name.removeprefix(".text.")
     if function in bodies:
         return f"code {bodies[function]} {symbol.value}".encode()
-    # The address of a global depends on other globals, which may be unused.
+    # The address is left out, because it depends on other globals, which may be unused.
     kind = "memory" if section.kind == _NO_BITS else "data"
     content = section.content[symbol.value:symbol.value + symbol.size]
     return f"{kind} {symbol.size} ".encode() + content
 
 
 def _constants_read(code: bytes) -> set[tuple[int, int]]:
-    """The user's constants that instructions read: (bank, offset); bank 3 as a whole.
+    """The user's constants that instructions read, as (bank, offset); bank 3 counts as a whole.
 
-    There may be more: a named barrier is encoded like an operand of the bank of its number, at an
-    offset made of its thread count. No address lies where no relocation does.
+    The result may contain false entries: a named barrier is encoded like an operand in the bank of
+    its number, at an offset made of its thread count. These do no harm, because only offsets with a
+    relocation hold addresses.
     """
     found: set[tuple[int, int]] = set()
     for low, _ in _INSTRUCTION.iter_unpack(code):

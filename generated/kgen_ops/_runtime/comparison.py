@@ -18,7 +18,7 @@ from .signature import PassSignature
 # an H200: at most 6e-4 in 16 bits, 9e-7 in fp32. A wrong kernel exceeds these by orders of
 # magnitude.
 _TOLERANCES = {"fp32": 1e-4, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2}
-# Sizes of made-up values. The second is taken if the safe kernel's results of the first are not
+# Sizes of made-up values. The second is used if the safe kernel's results for the first are not
 # finite: the state of wkv7 grows by a^T b in each step.
 SIZES = (1.0, 1 / 64)
 
@@ -36,11 +36,11 @@ def made_up(
         strides: The strides of each dim, in elements; 0 repeats an element.
         dtype: A floating-point dtype.
         device: The device of the tensor and the generator.
-        generator: Not PyTorch's own, whose state belongs to the caller.
+        generator: A generator; not PyTorch's default one, whose state belongs to the caller.
         size: One of SIZES.
         positive: Whether the values are positive instead.
     Raises:
-        RuntimeError: If elements overlap otherwise.
+        RuntimeError: If elements overlap other than by strides of 0.
     """
     extents = [1 if step == 0 else extent for extent, step in zip(shape, strides, strict=True)]
     made = torch.empty_strided(extents, strides, dtype=dtype, device=device)
@@ -79,7 +79,8 @@ def made_up_like(
 def updated_copies(
     signature: PassSignature, tensors: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Return the inputs of a call, those that it updates as copies of the same strides."""
+    """Return the inputs of a call; those that it updates are replaced by copies of equal strides.
+    """
     found = list(tensors)
     for index in signature.in_outs:
         tensor = found[index]
@@ -93,7 +94,7 @@ def updated_copies(
 def results(
     signature: PassSignature, tensors: Sequence[Tensor | None], outputs: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Return all that a call has written: its outputs, then the inputs that it updates."""
+    """Return all tensors that a call writes: its outputs, then the inputs that it updates."""
     return [*outputs, *(tensors[index] for index in signature.in_outs)]
 
 
@@ -103,7 +104,7 @@ def tolerance(dtypes: Iterable[str]) -> float:
 
 
 def are_finite(outputs: Sequence[Tensor | None]) -> bool:
-    """Whether no output overflows or is no number; such outputs say nothing."""
+    """Whether all outputs are finite; outputs with Inf or NaN cannot be compared."""
     return all(output is None or bool(output.isfinite().all()) for output in outputs)
 
 
@@ -129,9 +130,9 @@ def demand_agreement(
         found: Outputs; None for an absent one.
         wanted: The outputs of the safe kernel.
         dtypes: The dtypes of the problem.
-        what: Named in the error.
+        what: Name of the compared kernel, for the error.
     Returns:
-        Whether they were compared: outputs that overflow, or are no numbers, say nothing.
+        Whether the outputs were compared; False if those of the safe kernel are not finite.
     Raises:
         CheckError: If they differ by more than rounding explains.
     """

@@ -15,7 +15,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from typing import Any, NamedTuple
 
 DRIVER_LIBRARY = "libcuda.so.1"
-SMEM_WITHOUT_OPT_IN = 48 * 1024  # static plus dynamic bytes that a block may use without opt-in
+SMEM_WITHOUT_OPT_IN = 48 * 1024  # static plus dynamic bytes that a CTA may use without opt-in
 
 INVALID_CONTEXT = 201
 INVALID_HANDLE = 400
@@ -138,7 +138,7 @@ class Driver:
     def current(self, ordinal: int) -> Iterator[None]:
         """Make a device's primary context current for the block, then restore the former one.
 
-        The thread's stream capture mode is relaxed meanwhile, as torch does for its allocator:
+        Within the block the thread's stream capture mode is relaxed, as in torch's allocator:
         another thread may be capturing a stream, and loading a module may allocate.
         """
         context = self.primary_context(ordinal)
@@ -317,12 +317,12 @@ class Function:
         that MPS leaves it (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE).
 
         Args:
-            blocks: Blocks of the grid, which wait for each other.
-            threads: Threads of a block.
-            smem_bytes: Its dynamic shared memory.
+            blocks: CTAs of the grid, which wait for each other.
+            threads: Threads of a CTA.
+            smem_bytes: Dynamic shared memory of a CTA.
         Raises:
-            CudaError: If there is no room for them; its code is that of a cooperative launch that
-                is too large.
+            CudaError: If not all of them fit; its code is that of a cooperative launch that is too
+                large.
         """
         sm_count = self._driver.device(self.module.ordinal).sm_count
         room = self.blocks_per_sm(threads, smem_bytes) * sm_count
@@ -333,7 +333,7 @@ class Function:
                 COOPERATIVE_LAUNCH_TOO_LARGE)
 
     def parameter_bytes(self) -> tuple[int, ...] | None:
-        """Sizes of the kernel's parameters; None where the driver is older than CUDA 12.4."""
+        """Sizes of the kernel's parameters; None if the driver is older than CUDA 12.4."""
         if not hasattr(self._driver.library, "cuFuncGetParamInfo"):
             return None
         sizes: list[int] = []

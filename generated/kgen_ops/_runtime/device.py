@@ -79,7 +79,7 @@ class KernelFile:
             device: The device that will run the kernels.
             text: The source, if it was rendered now; otherwise it is read from the folder.
         Raises:
-            IntegrityError: If a file that is needed is not what the library's list says.
+            IntegrityError: If a required file differs from the library's list of files.
             RuntimeError: If a source must be compiled and does not compile, or there is no
                 compiler for it.
         """
@@ -105,11 +105,11 @@ class KernelFile:
             block: Threads in x, y, z.
             smem: Dynamic shared memory, bytes.
             pdl: Whether to use programmatic dependent launch; the CPU ignores it.
-            coresident: Blocks of the grid if they wait for each other at grid barriers, else 0.
-                The CPU runs them in turns.
+            coresident: Number of CTAs in the grid if they wait for each other at grid barriers,
+                else 0. The CPU runs such CTAs in turns.
         Raises:
-            CudaError: If the device does not have that much shared memory, or has no room for
-                all blocks that wait for each other.
+            CudaError: If the device does not have that much shared memory, or no room for all CTAs
+                that wait for each other.
         """
         if self._cuda is not None:
             function = self._cuda.function(kernel)
@@ -121,7 +121,7 @@ class KernelFile:
         return _host_launcher(self._host.function(kernel), arguments, block, smem)
 
     def scratch(self, elements: int, dtype: torch.dtype) -> Allocate:
-        """Return an allocator of a workspace. Each call allocates its own, unless it is empty."""
+        """Return an allocator of a workspace. Each call allocates a new one, unless it is empty."""
         allocate = allocator((elements,), (1,), dtype, self.device)
         if elements:
             return allocate
@@ -167,7 +167,7 @@ def _cubin(root: Path, source: Path, ordinal: int, text: bytes | None = None) ->
         image, _ = compiler.compile_cubin(
             text.decode(), source.name, arch, include_dirs=[str(root / "_include")]
         )
-        with suppress(CacheError):  # a full disk: the next process compiles again
+        with suppress(CacheError):  # for example a full disk; the next process compiles again
             cache.put(key, ".cubin", image)
     return image
 

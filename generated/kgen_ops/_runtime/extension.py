@@ -24,7 +24,7 @@ EXTENSIONS = ("_launch", "_fast_path")
 def extension(name: str) -> ModuleType | None:
     """Return an extension, or None where it was not built.
 
-    Looked for once: a failing import takes longer than a launch.
+    The result is cached, because a failing import takes longer than a launch.
     """
     try:
         return importlib.import_module(f".{name}", __package__)
@@ -33,14 +33,14 @@ def extension(name: str) -> ModuleType | None:
 
 
 def provide_extensions(folder: str | Path) -> bool:
-    """Have this process use the extensions, built in `folder` if they are nowhere yet.
+    """Let this process use the extensions; build missing ones in `folder`.
 
-    For a process that launches a great deal from an installation that has none built in.
+    For processes with many launches, in an installation without built extensions.
 
     Returns:
-        Whether all are there now; without a C compiler Python goes on serving.
+        Whether all extensions are available; without a C compiler, the library runs in Python.
     """
-    provided = [_provided(name, Path(folder)) for name in EXTENSIONS]  # each, whatever the others
+    provided = [_provided(name, Path(folder)) for name in EXTENSIONS]  # a list: build all of them
     return all(provided)
 
 
@@ -50,7 +50,7 @@ def _provided(name: str, folder: Path) -> bool:
     path = folder / _file_name(name)
     try:
         if not path.is_file():
-            # Built aside and renamed: two processes may start at once.
+            # Built in a temporary folder and renamed, because two processes may start at once.
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 build_extension(scratch, name).replace(path)
         full_name = f"{__package__}.{name}"
@@ -69,19 +69,19 @@ def _provided(name: str, folder: Path) -> bool:
 def build_extension(out_dir: str | Path, name: str, compiler: str | None = None) -> Path:
     """Compile an extension for the running interpreter.
 
-    Put `out_dir` beside this file (in place) to have `extension` find the result.
+    `extension` finds the result if `out_dir` is the folder of this file.
 
     Args:
-        out_dir: Existing directory; the file is named as the interpreter wants it.
+        out_dir: Existing folder; the interpreter's naming convention determines the file's name.
         name: One of `EXTENSIONS`.
-        compiler: C compiler; default `cc`, gcc or clang, whichever is there.
+        compiler: C compiler; None: the first of cc, gcc and clang that is installed.
     Returns:
         Path of the extension.
     Raises:
         RuntimeError: If there is no C compiler, no Python.h, or the compilation fails.
     """
     cc = compiler or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
-    import sysconfig  # 0.5 ms that a first call has no use for
+    import sysconfig  # imported here: it takes 0.5 ms, and a first call does not need it
 
     include = sysconfig.get_paths()["include"]
     if cc is None or shutil.which(cc) is None:

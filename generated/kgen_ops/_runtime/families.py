@@ -22,17 +22,17 @@ TEMPLATES = "_templates"
 
 
 def family_call(call: Call, choices: Iterable[tuple[str, str]], facts: Mapping[str, int]) -> Call:
-    """Return what a family's functions are evaluated on.
+    """Return the call on which a family's functions are evaluated.
 
     Args:
         call: Dims, strides and alignments of the call.
-        choices: Its (dtype field, dtype) and (option, choice).
-        facts: Hardware facts of the device that runs it.
+        choices: The call's (dtype field, dtype) and (option, choice) pairs.
+        facts: Hardware facts of the device that runs the call.
     """
     pairs = list(choices)
     numbers: dict[str, int] = {**facts, **call.__dict__, **itemsizes(pairs)}
     made = Call(**numbers)
-    made.__dict__.update(pairs)  # text: rules compare it
+    made.__dict__.update(pairs)  # as text, which rules compare
     return made
 
 
@@ -50,7 +50,7 @@ class Instance(NamedTuple):
 
     @property
     def config(self) -> str:
-        """The config as rows spell it, without values that are defaults: `variant(a=1, b=2)`."""
+        """The config as it is written in rows, without default values: `variant(a=1, b=2)`."""
         said = ((parameter.name, spell(value))
                 for parameter, value in zip(self.family.parameters, self.values, strict=True)
                 if parameter.default is None or spell(value) != spell(parameter.default))
@@ -60,7 +60,7 @@ class Instance(NamedTuple):
 def instantiated(
     instance: Instance, kernel: str, dims: Mapping[str, int], choices: Mapping[str, str]
 ) -> Row:
-    """Return the row of a family that was compiled for a problem, which nobody measured."""
+    """Return an unmeasured row for a family that was compiled for a problem."""
     family = instance.family
     return Row(tuple(dims.values()), tuple(choices.values()), family.constants, kernel,
                instance.config, always, family.bind, "", nan, "family")
@@ -75,7 +75,7 @@ def source(
         root: The library's folder; holds `_templates`.
         instance: The family and its config.
         dims: Every dim of the problem.
-        choices: Every dtype field and option of it.
+        choices: Every dtype field and option of the problem.
     Returns:
         A name for the kernel's file, and the CUDA source.
     Raises:

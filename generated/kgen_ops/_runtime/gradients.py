@@ -40,8 +40,8 @@ class Gradient:
             forward: Signature of the forward pass.
             backward: Signature of the backward pass.
             run: The public function of the backward pass.
-            incoming: Input of the backward pass -> the output of the forward pass that it is the
-                gradient of. Other outputs are not differentiable.
+            incoming: Input of the backward pass -> the output of the forward pass whose gradient it
+                is. Other outputs are not differentiable.
             saved: Input of the backward pass -> inputs and outputs of the forward pass. The
                 backward pass gets the first of them that is not None.
             outgoing: Input of the forward pass -> its gradient among the backward pass's outputs.
@@ -60,7 +60,7 @@ class Gradient:
         self._saved = [[slots[name] for name in names] for names in saved.values()]
         self._dots = [(slots[dot.output], slots[dot.beside], dot) for dot in dots]
         self._plain = [slots[name] for name in outputs if name not in incoming.values()]
-        # (argument of the backward pass, index of the output that it is the gradient of).
+        # (argument of the backward pass, index of the output whose gradient it is).
         optional = {f.name for f in backward.dtypes if ABSENT in f.allowed}
         arguments = {argument.name: argument for argument in backward.inputs}
         self._incoming = [(arguments[name], outputs.index(output))
@@ -247,9 +247,9 @@ def refuse_tangents(signature: PassSignature, tensors: Sequence[object]) -> None
 
     Args:
         signature: The signature of the pass.
-        tensors: Its inputs.
+        tensors: The inputs of the pass.
     Raises:
-        NotImplementedError: If one does.
+        NotImplementedError: If a tensor carries a tangent.
     """
     if forward_ad._current_level < 0:
         return

@@ -61,7 +61,7 @@ _RUNTIME_FILES = (
 )  # fmt: skip
 
 
-class HostFault(RuntimeError):  # noqa: N818 - what a GPU would call it
+class HostFault(RuntimeError):  # noqa: N818 - the term that GPUs use
     """A launch was refused, or a thread did something that is undefined on a GPU."""
 
 
@@ -70,7 +70,7 @@ class HostRefusal(HostFault):
 
 
 def runtime_sources(include_dir: StrPath) -> tuple[Path, ...]:
-    """Return the files the runtime objects are made of, for a cache key."""
+    """Return the files from which the runtime objects are compiled, for a cache key."""
     host = Path(include_dir) / "kgen" / "host"
     return tuple(host / name for name in _RUNTIME_FILES)
 
@@ -90,7 +90,7 @@ def compile_runtime_command(
     host = Path(include_dir) / "kgen" / "host"
     runtime, main = host / "runtime.cpp", host / "main.cpp"
     if sanitize:
-        # One relocatable object out of two sources.
+        # One relocatable object from two sources.
         kind = [*_SANITIZE_FLAGS, "-r", "-nostdlib", str(runtime), str(main)]
     else:
         kind = [*_RELEASE_FLAGS, "-c", str(runtime)]
@@ -218,12 +218,12 @@ class HostModule:
         return HostFunction(name, entry)
 
     def close(self) -> None:
-        """Give back the stacks of the fibers, up to 1024 for each OS thread that took part.
+        """Free the stacks of the fibers, up to 1024 for each OS thread that ran CTAs.
 
-        Where Linux is older than 6.13 each stack costs two of the process's 65530 memory mappings.
-        A later launch makes new ones; a launch under way on another thread keeps its own. The code,
-        a few mappings, stays: unloading it would leave every `HostFunction` with a dead address,
-        and C++ libraries may refuse to be unloaded.
+        On Linux before 6.13 each stack takes two of the process's 65530 memory mappings. A later
+        launch allocates new stacks; a running launch on another thread keeps its own. The code,
+        which takes a few mappings, stays loaded: unloading it would leave every `HostFunction` with
+        a dangling address, and C++ libraries may refuse to be unloaded.
         """
         self._library.kgen_host_release_stacks()
 
@@ -269,10 +269,10 @@ class HostFunction:
             threads: OS threads that share the blocks; 0 uses all cores.
             pdl: Whether the launch uses programmatic dependent launch: a block in which no thread
                 calls `griddepcontrol_wait` is then a fault.
-            early: Memory that the kernel may use only after `griddepcontrol_wait`: the address that
-                `args` hold, the address to which the wait changes it, and the size in bytes.
-            end_at_wait: Whether each thread ends at its `griddepcontrol_wait`. The launch then does
-                what the kernel does before the kernels before it have ended, and reports no fault.
+            early: Memory that the kernel may use only after `griddepcontrol_wait`: the address in
+                `args`, the address to which the wait changes it, and the size in bytes.
+            end_at_wait: Whether each thread ends at its `griddepcontrol_wait`. The launch then runs
+                only the part of the kernel that may overlap earlier kernels, and reports no fault.
 
         Raises:
             HostFault: If the launch is refused (limits) or a thread did something undefined. The

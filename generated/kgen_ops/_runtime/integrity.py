@@ -22,7 +22,7 @@ from .rows import FORMAT
 
 MANIFEST = "SHA256SUMS"
 LEAST_TORCH = (2, 6)
-# Files that kgen does not list: reports of tunes, bytecode, built extensions.
+# Files that are not on the list: reports of tunes, bytecode, built extensions.
 _UNLISTED_FOLDERS = frozenset({"reports", "__pycache__"})
 _UNLISTED_SUFFIXES = frozenset({".pyc", ".so", ".pyd"})
 _ELF_CUDA = 190  # e_machine
@@ -43,7 +43,7 @@ def listed_files(root: Path) -> Iterator[str]:
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
-    """Return a digest of parts in the given order; equal for equal parts alone."""
+    """Return a digest of parts in the given order; different parts give different digests."""
     sha = hashlib.sha256()
     for part in parts:
         sha.update(len(part).to_bytes(8, "little"))
@@ -116,10 +116,10 @@ def checked_module(package: str, name: str) -> ModuleType:
 
     Args:
         package: The package of the operator: `kgen_ops.rmsnorm`.
-        name: Below it: `tables.h200`, `safe`.
+        name: Name within the package: `tables.h200`, `safe`.
     Raises:
-        IntegrityError: If the file differs from the list, or is of another format than this
-            library reads.
+        IntegrityError: If the file differs from the list, or has another format than this library
+            reads.
     """
     if (known := _modules.get((package, name))) is not None:
         return known
@@ -159,7 +159,7 @@ def cubin_sm(image: bytes) -> int | None:
     if int.from_bytes(image[18:20], "little") != _ELF_CUDA:
         return None
     flags = int.from_bytes(image[48:52], "little")
-    # The field moved up by a byte with version 8 of the format, that of CUDA 13.
+    # Since version 8 of the format, that of CUDA 13, the field is one byte higher.
     return (flags >> 8 if image[8] >= 8 else flags) & 0xFF
 
 
@@ -168,7 +168,7 @@ _manifests: dict[Path, tuple[tuple[int, int], bytes, dict[str, str]]] = {}
 
 
 def _manifest(root: Path, again: bool = False) -> tuple[bytes, dict[str, str]]:
-    """The list's bytes and its sums by path. Cached; `again` reads the list anew if it changed."""
+    """The list's bytes and its sums by path, cached; `again` rereads the list if it has changed."""
     known = _manifests.get(root)
     if known is not None and not again:
         return known[1:]
@@ -188,7 +188,9 @@ def _manifest(root: Path, again: bool = False) -> tuple[bytes, dict[str, str]]:
 
 
 def _wanted(root: Path, name: str, found: str | None) -> str | None:
-    """The listed sum of a file. After a mismatch (`found`) the list is read anew if it changed."""
+    """The listed sum of a file. After a mismatch with `found`, the list is reread if it has
+    changed.
+    """
     return _manifest(root, again=found is not None)[1].get(name)
 
 

@@ -1,4 +1,4 @@
-"""The launches of a config for a call, computed without a kernel: the plan is bound to a list."""
+"""Lists the launches of a config for a call: its plan is bound to a list instead of a kernel."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class Launched(NamedTuple):
     """A launch that is not empty."""
 
     ctas: int
-    threads: int  # of a CTA
+    threads: int  # threads of a CTA
     smem_bytes: int  # dynamic shared memory of a CTA
 
 
 class LaunchList:
-    """Takes the place of a `KernelFile`.
+    """Stands in for a `KernelFile` and records launches and workspaces.
 
     Attributes:
-        prepared: (threads, bytes of dynamic shared memory) of a CTA of each launch of the plan.
-        made: The launches that a run made.
-        elements: The elements of all workspaces.
+        prepared: (threads, bytes of dynamic shared memory) of a CTA, for each launch of the plan.
+        made: The launches of a run.
+        elements: Number of elements of all workspaces.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,8 @@ class LaunchList:
 
     def launcher(self, kernel: str, arguments: str, block: tuple[int, int, int], smem: int,
                  **_: object) -> Any:
-        """Note a launch that the plan prepares, and return what notes that it is made."""
+        """Record a launch that the plan prepares; return a function that records that it is made.
+        """
         threads = prod(block)
         self.prepared.append((threads, smem))
 
@@ -43,7 +44,7 @@ class LaunchList:
         return launch
 
     def scratch(self, elements: int, dtype: object) -> Any:
-        """Count a workspace, and return what allocates none."""
+        """Count a workspace, and return an allocator that allocates nothing."""
         self.elements += elements
         return _Workspace
 
@@ -54,11 +55,11 @@ class _Workspace:
 
 
 def launches_of(family: Family, call: Call) -> LaunchList:
-    """Return what a config launches.
+    """Return the launches of a config.
 
     Args:
         family: The variant.
-        call: As its functions take it, with the values of the config.
+        call: The call on which the family's functions are evaluated, with the config's values.
     """
     seen = LaunchList()
     run = family.bind(seen, call)  # type: ignore[arg-type]
@@ -67,12 +68,12 @@ def launches_of(family: Family, call: Call) -> LaunchList:
 
 
 def fits_device(family: Family, call: Call) -> bool:
-    """Whether the device admits the launches of a config: threads and shared memory of a CTA."""
+    """Whether a config's launches keep the device's limits on a CTA's threads and shared memory."""
     seen = LaunchList()
     try:
         family.bind(seen, call)  # type: ignore[arg-type]
     except ArithmeticError:
-        return True  # by an extent of 0: nothing is launched
+        return True  # a division by an extent of 0: nothing is launched
     return all(
         threads <= call.max_threads_per_block and smem <= call.smem_per_block
         for threads, smem in seen.prepared

@@ -2,7 +2,7 @@
 
 NVRTC is a shared library that comes with every CUDA build of PyTorch. It runs with the GIL
 released, and threads may compile at the same time. A compilation cannot be interrupted: one that
-never ends ends only with its process.
+never finishes stops only with its process.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class Nvrtc:
     """One loaded NVRTC.
 
     Attributes:
-        path: Where it was loaded from.
+        path: The path from which it was loaded.
         version: (13, 0).
-        architectures: Compute capabilities it can compile for, times ten: (75, 80, 90, ...).
+        architectures: Compute capabilities for which it can compile, times ten: (75, 80, 90, ...).
     """
 
     def __init__(self, path: str) -> None:
@@ -134,10 +134,10 @@ class Nvrtc:
         return found.group(1) if found else ".".join(map(str, self.version))
 
     def check_arch(self, arch: str) -> None:
-        """Check that an architecture such as `sm_90a` can be compiled for.
+        """Check that NVRTC can compile for an architecture such as `sm_90a`.
 
         Raises:
-            NvrtcError: If not; lists the architectures that can.
+            NvrtcError: If it cannot; lists the supported architectures.
         """
         number = re.fullmatch(r"sm_(\d+)[af]?", arch)
         if not number or int(number.group(1)) not in self.architectures:
@@ -157,8 +157,8 @@ class Nvrtc:
             source: CUDA C++17.
             name: Name of the source in messages.
             arch: `sm_90a`.
-            include_dirs: Searched for included headers.
-            options: Besides `FLAGS`.
+            include_dirs: Folders that are searched for headers.
+            options: Options in addition to `FLAGS`.
         Returns:
             The cubin, and the log with each kernel's resources.
         Raises:

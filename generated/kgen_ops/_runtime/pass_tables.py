@@ -92,8 +92,8 @@ class PassTables:
     def families(self) -> Mapping[str, Family]:
         """Return the families of this pass by variant.
 
-        There is none if the library has no families, or has had its headers changed since they were
-        written: `kgen emit` writes them again.
+        Empty if the library has no families, or if its headers have changed since the families were
+        written; `kgen emit` writes them again.
         """
         if self._families is None:
             from .device import headers_digest
@@ -134,12 +134,14 @@ class PassTables:
     def of_gpu(self, gpu: Gpu | None, same_gpu: bool, facts: Mapping[str, int]) -> Table:
         """Return the table of a GPU.
 
-        If there is none, or only one of predicted rows, it has rows of other GPUs to begin with.
+        If the GPU has no table, or only predicted rows, the result includes the measured rows of
+        other GPUs as starting points (`Table.lent`).
         """
         rows = () if gpu is None else self.rows(gpu)
         if gpu is not None and (not rows or any(not row.is_predicted for row in rows)):
             return Table(gpu, same_gpu, rows, self.rules(gpu), facts)
-        # A prediction is of one problem. For others, measured rows of other GPUs say more.
+        # A predicted row is valid for one problem only. For other problems, measured rows of other
+        # GPUs are better starting points.
         lent = (row for other in self.gpus() if other.arch != HOST
                 for row in self.rows(other) if not row.is_predicted)
         return Table(gpu, same_gpu, rows, (), facts, tuple(lent))
@@ -165,7 +167,7 @@ class PassTables:
         Args:
             instance: A family of this pass, and its config.
             dims: Every dim of the problem.
-            choices: Every dtype field and option of it.
+            choices: Every dtype field and option of the problem.
             device: The device that will run the kernel.
             problem: The problem of the call; for the error.
         Returns:

@@ -1,9 +1,9 @@
 """RMSNorm modules, recognised by a trial call; part of `patch`.
 
 Published models have some 170 classes of RMSNorm, which differ in the name of eps, in a weight that
-is stored minus 1, and in having no weight at all. What a module computes is therefore found out by
-a trial: its own `forward` beside the formula, with a random weight, on rows whose mean square is
-near eps and on larger ones. A module that computes anything else is left alone.
+is stored minus 1, and in having no weight at all. So a trial determines what a module computes: its
+own `forward` is compared with the formula, with a random weight, on rows whose mean square is near
+eps and on larger ones. A module that computes anything else is left unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 # Attributes that hold eps in published classes.
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "variance_eps")
 _ROWS = 4
-# Of the module's dtype: the formula and the module round in other places.
+# Tolerance by the module's dtype: the formula and the module round at different places.
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -39,7 +39,7 @@ class Norm(NamedTuple):
 def forward_of(
     module: nn.Module, norm: Norm, rmsnorm: Callable[..., Any], on_cpu: bool
 ) -> Callable[..., Any]:
-    """A method `forward` of a module that calls the library where it can.
+    """Make a method `forward` for a module that calls the library where it can.
 
     Args:
         module: The module.
@@ -106,10 +106,11 @@ def _tried(module: nn.Module, weight: Tensor | None, eps: float) -> Norm | str:
         return torch.randn(*shape, generator=generator)
 
     width = _width(module, weight)
-    # eps counts in the last rows, and does not in the first.
+    # eps matters in the last two rows, and not in the first two.
     scale = torch.tensor([1.0, 1.0, eps**0.5, eps**0.5])[:, None]
     rows = (random(_ROWS, width) * scale).to(device, dtype)
-    # The module's own weight may be all ones, and would not show whether it is used.
+    # A random weight, because with the module's own, which may be all ones, a forward that ignores
+    # the weight would pass.
     other = None if weight is None else random(width).to(device, dtype)
     try:
         with torch.no_grad():

@@ -19,10 +19,10 @@ class Explanation(NamedTuple):
 
     `step` is the dispatch step (`selection.py`). `path` and `learnt_from` are set for the step
     `learnt`: the comparisons of the rule, and its evidence. `template` is set for the step
-    `family`, which renders and compiles its kernel at the first call; `begun` is the config of the
-    row that it began with, or, without a `record`, the fastest of a search. `ranked_from` is the
-    number of problems that the model was learnt from which preferred the config to others; 0: there
-    is no model, or the step needs none.
+    `family`, which renders and compiles its kernel at the first call; `begun` is the config that
+    was adapted: that of a row, or, without a `record`, the fastest of a search. `ranked_from` is
+    the number of problems from which the model that ranked the configs was learnt; 0: there is no
+    model, or the step needs none.
     """
 
     function: str
@@ -85,13 +85,13 @@ def contiguous_call(signature: PassSignature, dims: Mapping[str, int]) -> Call:
         for name in reversed(argument.dims):
             if name in argument.free_strides:
                 strides[f"{argument.name}_stride_{name}"] = step
-            step *= dims.get(name, 1)  # `N + 1` is no dim; such vectors have no free strides
+            step *= dims.get(name, 1)  # `N + 1` is not in `dims`; such vectors have no free strides
     pointers = {f"{a.name}_ptr": 0 for a in (*signature.inputs, *signature.outputs)}
     return Call(**dims, **strides, **pointers)
 
 
 def problem_text(signature: PassSignature, dims: tuple[int, ...], dtypes: tuple[str, ...]) -> str:
-    """`M=8,N=16,dtype=fp32`, as `kgen tune --problem` takes it."""
+    """The problem in the form of `kgen tune --problem`: `M=8,N=16,dtype=fp32`."""
     pairs = [
         *zip((dim.name for dim in signature.dims), dims, strict=True),
         *zip((f.name for f in signature.choices), dtypes, strict=True),
@@ -104,10 +104,10 @@ def not_loaded(library: str, operator: str, pass_name: str, problem: str,
     """The error of a call whose kernel would have to be loaded while a CUDA graph is captured.
 
     Args:
-        library: Its name in Python.
+        library: The library's name in Python.
         operator: The operator.
-        pass_name: Its pass.
-        problem: As `problem_text` has it.
+        pass_name: The pass.
+        problem: The problem, from `problem_text`.
         device: The device.
     """
     arguments = [f'"{operator}"', *([] if pass_name == "forward" else [f'pass_name="{pass_name}"'])]

@@ -2,8 +2,8 @@
 
 A plan function of a generated table passes the stream, the addresses and the scalars of a call to
 its launchers unchanged. All other launch arguments were computed when the plan was bound to the
-call. One run of the function with placeholders for the former therefore shows the source of each
-argument.
+call. So one run of the function with placeholders for stream, addresses and scalars shows the
+source of each argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from .allocation import Allocate
 from .rows import CONSTANT, Call, RecordedLaunch, RecordedPlan, Row, SafeRow, bound_row
 
-if TYPE_CHECKING:  # importing it loads the driver and compilers
+if TYPE_CHECKING:  # at run time, this import would load the driver and compilers
     from .device import KernelFile
 
 

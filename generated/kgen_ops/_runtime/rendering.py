@@ -19,18 +19,18 @@ from .arith import MAX_POWER
 
 __all__ = ["RENDER_ERRORS", "TemplateError", "Templates", "templates"]
 
-# A template is for kernels of a few thousand lines.
+# Limits per rendering, in loop iterations and characters; kernels have a few thousand lines.
 _MAX_STEPS = 1_000_000
 _MAX_TEXT = 4_000_000
 _BLANK_LINES = re.compile(r"\n{3,}")
 _FILTERS = ("abs", "join", "length", "list", "max", "min", "int", "string", "upper", "lower")
 
-# What a template that is not valid, or an undeclared name, raises besides `jinja2.TemplateError`.
+# Errors that invalid templates and undeclared names raise besides `jinja2.TemplateError`.
 RENDER_ERRORS = (ArithmeticError, TypeError, ValueError, MemoryError, RecursionError)
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Templates cannot reach Python's objects, nor take all its time or memory."""
+    """A sandbox: templates cannot reach Python's objects, or use unlimited time or memory."""
 
     intercepted_binops = frozenset(["*", "**", "%"])
 
@@ -43,7 +43,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call_binop(
         self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
     ) -> Any:
-        """Calculate with numbers alone."""
+        """Evaluate an operator, with numbers only."""
         for operand in (left, right):
             if not isinstance(operand, int | float):
                 raise jinja2.TemplateRuntimeError(f"{operand!r:.40} {operator}: no number")
@@ -52,7 +52,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def counted_range(self, *bounds: int) -> Iterator[int]:
-        """`range`, of so many steps in all loops of a template together."""
+        """`range`, with a limit on the iterations of all loops of a template together."""
         for value in range(*bounds):
             self.steps += 1
             if self.steps > _MAX_STEPS:

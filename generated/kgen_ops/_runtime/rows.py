@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .notices import SafeCalls
 
 # Version of the interface between tables and runtime. The runtime refuses a table of another
-# format. Counted up when this runtime would misread the tables of an older library.
+# format. It is increased whenever the runtime would misread the tables of an older library.
 FORMAT = 3
 
 PREDICTED = "predicted"  # evidence of a row that was not measured
@@ -27,10 +27,10 @@ class RecordedLaunch(NamedTuple):
 
     Attributes:
         launcher: Launches the kernel with the arguments.
-        arguments: The constant arguments; None in the place of the others.
-        slots: Index of the call's value that each argument is; 255 for a constant argument. The
-            values are the stream, the addresses of tensors, the addresses of workspaces, the
-            scalars.
+        arguments: The constant arguments; None in place of other arguments.
+        slots: For each argument, the index of the call's value that it takes; 255 for a constant
+            argument. The values are the stream, the addresses of tensors, the addresses of
+            workspaces, the scalars.
     """
 
     launcher: Callable[..., None]
@@ -88,13 +88,13 @@ class Row(NamedTuple):
         dtypes: Dtype names, in the operator's order.
         constants: Dims compiled into the kernel; a call must have the same extents.
         kernel: File stem in `kernels/`.
-        config: Variant and parameters, for people.
+        config: Variant and parameters, as readable text.
         fits: Whether a call may use the kernel (strides, alignment, run-time dims).
         bind: Prepares the launch for a call.
         record: Identity of the tuning record.
-        median_us: Device time of the problem, microseconds: measured, or what a model estimates.
+        median_us: Device time of the problem, microseconds: measured, or estimated by a model.
         evidence: `measured` on this GPU; it also says if the row was measured without a search.
-            `predicted`: a model chose the kernel, which was verified on the CPU alone.
+            `predicted`: a model chose the kernel, which was verified only on the CPU.
         code: Digest of the machine code that was measured (`code_digest`). The selftest compares it
             with the digest of the cubin. Empty if there is no cubin.
     """
@@ -134,14 +134,14 @@ class ConfigCall(Call):
         return value
 
 
-Value = int | float | bool | str  # of a parameter
+Value = int | float | bool | str  # the value of a parameter
 
 
 Rule = Callable[[Call], bool]
 
 
 class Parameter(NamedTuple):
-    """A parameter of a family: its choices, and the value where a config's text omits it."""
+    """A parameter of a family: its choices, and its value if a config's text omits it."""
 
     name: str
     choices: tuple[Value, ...]
@@ -159,12 +159,12 @@ class Family(NamedTuple):
         name: The variant; rows name it in their config.
         template: File below `_templates/`.
         constants: Dims compiled into the kernel.
-        settings: What distinguishes operators that share a template -> its text.
-        parameters: In declared order.
+        settings: Settings that distinguish operators with a common template: name -> text.
+        parameters: The parameters, in declared order.
         first: Values of configs that a search would try first, in the order of `parameters`.
         named: Named expressions that the rules and the launch use.
         is_safe: Whether the variant is the safe one, which wins rows of tiny problems only.
-        admits: Rules that no parameter changes. If one does not hold, no config is correct.
+        admits: Rules that depend on no parameter. If one does not hold, no config is correct.
         fits: The other rules of legality: the config is correct for a call if all hold.
         suits: Rules of efficiency: the config is worth a trial for a call if all hold.
         bind: Prepares the launch for a call.
@@ -192,13 +192,13 @@ class DispatchRule(NamedTuple):
 
     Attributes:
         dtypes: Dtypes and options of the problems that it covers, in the operator's order.
-        constants: (dim, extent) that a problem must have.
+        constants: (dim, extent) pairs that a problem must have.
         choose: Returns the records of rows for a call's dims, the preferred first.
-        problems: Number of problems that it was learnt from.
-        mean_loss: Mean of their losses.
-        worst_loss: Largest of their losses.
-        extents: (dim, least, largest) extent of the problems that it was learnt from; it covers
-            what is near them (`rules.py`).
+        problems: Number of problems from which it was learnt.
+        mean_loss: Mean loss on these problems.
+        worst_loss: Largest loss on these problems.
+        extents: (dim, smallest, largest extent) of these problems; the rule covers problems near
+            this range (`rules.py`).
     """
 
     dtypes: tuple[str, ...]
@@ -232,7 +232,7 @@ class Gpu(NamedTuple):
         title: Full product name.
         device_names: Names that the driver reports for it.
         arch: `sm_90a`, or `host`.
-        facts: Hardware facts that its plans were made with.
+        facts: The hardware facts with which its plans were made.
     """
 
     name: str

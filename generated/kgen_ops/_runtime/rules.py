@@ -10,8 +10,8 @@ from .rows import Call, DispatchRule, Row
 class _Named(int):
     """A named extent that records each comparison made with it.
 
-    A rule is a plain Python function. Called with such extents it leaves the path that it took in
-    `seen`.
+    A rule is a plain Python function. Called with such extents, it records in `seen` the
+    comparisons that led to its result.
     """
 
     name: str
@@ -38,8 +38,8 @@ def covering(
 ) -> DispatchRule | None:
     """Return the rule that covers these dtypes and extents, or None.
 
-    No rule is asked far beyond the extents that it was learnt from. For T = 8192, a rule of timex
-    learnt up to T = 4096 chose a kernel of 3.6 times the best one's time.
+    A rule is not used far beyond the extents from which it was learnt. At T = 8192, a rule of timex
+    learnt up to T = 4096 chose a kernel that took 3.6 times the best kernel's time.
     """
     for rule in rules:
         if (rule.dtypes == dtypes
@@ -50,7 +50,7 @@ def covering(
 
 
 def are_near(dims: Mapping[str, int], extents: Iterable[tuple[str, int, int]]) -> bool:
-    """Whether each dim is between its least and largest extent, or by at most 1.5 times outside."""
+    """Whether each dim is within its range of extents, or outside by a factor of at most 1.5."""
     return all(2 * least <= 3 * dims[name] and 2 * dims[name] <= 3 * most
                for name, least, most in extents)
 
@@ -75,6 +75,6 @@ def path_text(rule: DispatchRule, dims: Mapping[str, int], record: str) -> str:
 
 
 def evidence_text(rule: DispatchRule) -> str:
-    """Return how many problems a rule was learnt from, and its loss on them."""
+    """Return a text with the number of problems from which a rule was learnt, and its loss."""
     return (f"learnt from {rule.problems} problems, {100 * rule.mean_loss:.1f} % above the best "
             f"kernel of each on average, {100 * rule.worst_loss:.1f} % at worst")

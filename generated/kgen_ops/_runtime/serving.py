@@ -24,9 +24,9 @@ def why_not(
     operator: str, pass_name: str, tensors: Sequence[Tensor | None], scalars: Sequence[float],
     flags: Sequence[bool | str] = (),
 ) -> str:
-    """Say why the library does not serve a call, or does it with the slow safe kernel on a GPU.
+    """Say why the library does not serve a call, or serves it with the slow safe kernel on a GPU.
 
-    The answer for a layout is remembered. Nothing is compiled, loaded or launched.
+    The answer for a layout is cached. Nothing is compiled, loaded or launched.
 
     Args:
         operator: Name of an operator of the library.

@@ -1,4 +1,4 @@
-"""How kernels and configs spell values, and how many bytes a dtype has."""
+"""The spelling of values in kernels and configs, and the number of bytes of a dtype."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ITEM_BYTES: dict[str, int] = {
 
 
 def spell(value: float | str) -> str:
-    """Write a parameter's value as search spaces, templates and CUDA do: `true`, not `True`."""
+    """Spell a parameter's value as in search spaces, templates and CUDA: `true`, not `True`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -40,5 +40,5 @@ def itemsizes(choices: Iterable[tuple[str, str]]) -> dict[str, int]:
 
 
 def cuda_spelling(field: str, choice: str) -> str:
-    """A choice in rendered kernels: the C++ type of a dtype, an option unchanged."""
+    """The spelling of a choice in rendered kernels: a dtype's C++ type, an option unchanged."""
     return CUDA_TYPES[choice] if is_dtype_field(field) else choice

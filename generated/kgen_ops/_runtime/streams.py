@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-# A build of PyTorch without CUDA lacks these functions; there the only device index is the CPU's,
-# -1.
+# A build of PyTorch without CUDA lacks these functions; its only device index is -1, the CPU's.
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 # Whether torch's current stream is capturing a CUDA graph.
