@@ -13,7 +13,7 @@ using kgen::Direction;
 
 constexpr int kThreads = 64;
 
-// The factor of a step's gout, and scale times the gradient of its norm.
+// The factor of a step's gout, and scale times the gradient by the step's norm.
 struct NormGradient {
     const float* norm;  // the head's steps, or null
     const float* gout_dot_out;

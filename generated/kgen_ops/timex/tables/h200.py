@@ -893,7 +893,7 @@ FORWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="19e2d7b91e86",
+        kernel="de7ac58b9e5f",
         config="fft(points=4096, per_thread=8, wide=true, rows=2, min_blocks=2)",
         fits=fft_1_fits,
         bind=fft_1,

@@ -496,7 +496,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="c64bec4b3a11",
+        kernel="6497ea7a2f68",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, quotients=1, segments=8, "
@@ -512,7 +512,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="aec960e8361d",
+        kernel="4f1bb102bcee",
         config="warpgroups(vec=8, min_blocks=2)",
         fits=warpgroups_1_fits,
         bind=warpgroups_1,
@@ -539,7 +539,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="aec960e8361d",
+        kernel="4f1bb102bcee",
         config="warpgroups(vec=8, min_blocks=2)",
         fits=warpgroups_1_fits,
         bind=warpgroups_1,

@@ -32,9 +32,9 @@
 // Synchronisation. In an exchange a thread writes the places that it read in the previous exchange, so that no barrier
 // is needed between two exchanges. There is one exception: before a `forward` that follows a `forward`, or before
 // another use of the line, the caller needs a block barrier. An exchange thus has one barrier, or three where real and
-// imaginary parts take turns. These are block barriers in the first pass. In later passes, where the points of a warp
-// stay within the warp, they are warp barriers, so that warps drift apart and one warp computes while another waits for
-// memory. All threads of the block call all functions together. `init` ends with a block barrier.
+// imaginary parts take turns. These are block barriers in the first pass. In a later pass they are warp barriers if the
+// points of a warp stay within the warp; warps then drift apart, and one warp computes while another waits for memory.
+// All threads of the block call all functions together. `init` ends with a block barrier.
 #pragma once
 
 #include "kgen/fft/roots.cuh"

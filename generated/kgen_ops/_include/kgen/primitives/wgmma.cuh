@@ -21,7 +21,7 @@
 //
 // On the host a product is computed when it is waited for. It reads the contents of shared memory at that time; in two
 // of the four thread orders of a verification it reads the contents at the last fence_proxy_async. The host reports a
-// product without a wgmma_fence. Rounding is that of mma.cuh.
+// product without a wgmma_fence. Results are rounded as in mma.cuh.
 #pragma once
 
 #include "kgen/primitives/block.cuh"

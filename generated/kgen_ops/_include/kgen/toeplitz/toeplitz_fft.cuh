@@ -49,8 +49,8 @@ public:
         if (thread_rank() == 0) *count_ = 0;
     }
 
-    // Called by all lanes of a warp: adds output(r) for the bits r of `wanted`. Entries of neighbouring lanes are
-    // neighbours, so that their sums read the same cache lines.
+    // Called by all lanes of a warp: adds output(r) for the bits r of `wanted`. Entries of adjacent lanes are adjacent,
+    // so that their sums read the same cache lines.
     template <int Bits, class Output>
     KGEN_DEVICE void add(u32 wanted, Output output) {
         if (!any(wanted != 0)) return;

@@ -44,7 +44,7 @@ constexpr float kHigh = 30.0f;   // of the largest weight or state
 constexpr float kFar = kHigh - kLow;
 constexpr float kBias = 0x1p80f;  // factor of numerators
 constexpr float kUnbias = 0x1p-80f;
-constexpr float kMostState = 24.0f;  // log2 of the unit of the state before a segment; its b is at most 32 units
+constexpr float kMostState = 24.0f;  // of the unit of the state before a segment; the state's b is at most 32 units
 constexpr float kLeastState = -120.0f;
 constexpr float kMostShift = 120.0f;  // by which an anchor moves up
 // Limits of a segment whose anchor moves up so far that weights may fall below 2^kLow.

@@ -13,8 +13,8 @@
 // decays above 0 and |u| above 22. The caller then takes the steps one by one (`*_by_steps`). A segment whose keys,
 // with u, differ by at most 62 is always computed from its anchor.
 //
-// With `LargestTerm` a sum's exponent is that of its largest term, as a final state needs it. Without, it is near the
-// logarithm of D, which takes four instructions less for each step.
+// With `LargestTerm` a sum has the exponent of its largest term, which a final state needs. Without, the exponent is
+// near the logarithm of D, which takes four instructions less for each step.
 #pragma once
 
 #include "kgen/wkv4/steps.cuh"
@@ -199,8 +199,8 @@ struct ChannelFactors {
     }
 };
 
-// A segment of `Steps` steps of one thread. `Whole`: all steps are there; otherwise the first `count` are, and the
-// steps after them have weight 0 and decay 1.
+// A segment of `Steps` steps of one thread. `Whole`: all steps exist; otherwise the first `count` do, and the steps
+// after them have weight 0 and decay 1.
 template <int Width, int Steps, bool LargestTerm>
 struct Segment {
     using P = PairOf<false>;
@@ -316,7 +316,7 @@ private:
 };
 
 // Calls visit(i, keys, values) for each of the `count` steps from t on. Several steps are loaded at a time: each step
-// waits for the one before it, and would wait for memory as well.
+// depends on the previous step, and with one load at a time it would wait for memory as well.
 template <class T, int Width, class Visit>
 KGEN_DEVICE void visit_steps(const Channels<const T, Width>& k, const Channels<const T, Width>& v,
                              i64 t, int count, const Visit& visit) {

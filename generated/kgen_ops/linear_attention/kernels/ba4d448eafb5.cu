@@ -1,4 +1,4 @@
-// digest: 16ffffd3fd15
+// digest: ba4d448eafb5
 // Rendered by kgen from templates/linear_attention/forward_chunk_scan.cu.jinja
 // config: chunk_scan(chunk=16, value_tiles=1, value_warps=8, key_warps=1, stages=3, copy_bytes=16, segments=16, min_blocks=1, scan_vec=4)
 // problem: E=128, M=128, dtype=fp32, product_dtype=tf32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
@@ -72,7 +72,7 @@ linear_attention_sums(const T* __restrict__ k,  // [B, H, T, E], rows k_stride_T
 
 KGEN_EXPORT(linear_attention_sums);
 
-// In place: sum i becomes the state before segment i + 1, of keys and values and of keys alone.
+// In place: sum i of k v^T becomes the state before segment i + 1, and sum i of k the key sum before segment i + 1.
 extern "C" __global__ void __launch_bounds__(kScanThreads)
 linear_attention_scan(const InitialState* __restrict__ initial_state,     // [B, H, E, M]
                       const InitialKeySum* __restrict__ initial_key_sum,  // [B, H, E]

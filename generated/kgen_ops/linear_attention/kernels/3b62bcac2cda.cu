@@ -1,20 +1,20 @@
-// digest: 7eb071546079
+// digest: 3b62bcac2cda
 // Rendered by kgen from templates/linear_attention/backward_naive.cu.jinja
 // config: naive(threads=64)
-// problem: dtype=fp16
+// problem: dtype=bf16
 // linear_attention backward, naive: a column of a state per thread, the state in global memory. Any shape; the kernels
 // test at run time which tensors are given. No sum goes across threads, so the result is deterministic.
 #include "kgen/recurrent/recurrence.cuh"
 
 namespace {
 
-using Value = kgen::fp16;
+using Value = kgen::bf16;
 using kgen::i64;
 using kgen::Direction;
 
 constexpr int kThreads = 64;
 
-// The factor of a step's gout, and scale times the gradient of its norm.
+// The factor of a step's gout, and scale times the gradient by the step's norm.
 struct NormGradient {
     const float* norm;  // the head's steps, or null
     const float* gout_dot_out;

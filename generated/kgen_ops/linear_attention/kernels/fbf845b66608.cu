@@ -1,4 +1,4 @@
-// digest: 748d23a5b294
+// digest: fbf845b66608
 // Rendered by kgen from templates/linear_attention/forward_split_t.cu.jinja
 // config: split_t(head_ctas=8, segment=256, block_v=128, batch=32, copy_bytes=16, score_terms=1, min_blocks=1, products=wgmma, overlap=1)
 // problem: E=128, M=128, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none

@@ -1,4 +1,4 @@
-// digest: 0461c1da22a8
+// digest: 37ce82a38242
 // Rendered by kgen from templates/wkv4/backward_anchored.cu.jinja
 // config: anchored(lanes=32, vec=2, segments=8, steps=8, prefetch=false, min_blocks=2, splits=22)
 // problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log

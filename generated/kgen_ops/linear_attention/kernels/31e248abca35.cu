@@ -1,7 +1,7 @@
-// digest: 510a38a2b416
+// digest: 31e248abca35
 // Rendered by kgen from templates/linear_attention/forward_chunk_scan.cu.jinja
-// config: chunk_scan(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy_bytes=16, segments=32, min_blocks=2, scan_vec=1)
-// problem: E=64, M=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
+// config: chunk_scan(chunk=16, value_tiles=2, value_warps=2, key_warps=1, stages=3, copy_bytes=16, segments=32, min_blocks=2, scan_vec=1, overlap=1)
+// problem: E=64, M=64, dtype=fp32, product_dtype=tf32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // linear_attention forward, chunk_scan: tensor cores, for few heads, with many short segments. Three kernels:
 //
 //     sums     k v^T of each segment
@@ -9,12 +9,13 @@
 //     forward  each CTA reads the state before its segment and loops over the chunks (chunk_loop.cuh)
 #include "kgen/chunked/sequence.cuh"
 #include "kgen/chunked/chunk_loop.cuh"
+#include "kgen/primitives/pdl.cuh"
 #include "kgen/chunked/segment_scan.cuh"
 
 namespace {
 
 using T = float;
-using Product = float;
+using Product = kgen::tf32;
 using InitialState = kgen::none;
 using InitialKeySum = kgen::none;
 using FinalState = kgen::none;
@@ -24,8 +25,8 @@ using Norm = kgen::none;
 constexpr int kE = 64;
 constexpr int kM = 64;
 constexpr int kChunk = 16;             // steps
-constexpr int kValueTiles = 1;  // fragments of 16 value features per warp
-constexpr int kValueWarps = 4;  // warps of a CTA along the value features
+constexpr int kValueTiles = 2;  // fragments of 16 value features per warp
+constexpr int kValueWarps = 2;  // warps of a CTA along the value features
 constexpr int kKeyWarps = 1;      // warps of a CTA along the keys, for the same value features
 constexpr int kStages = 3;           // chunks in the shared-memory ring
 constexpr int kCopy = 16;         // bytes of one cp.async
@@ -54,6 +55,7 @@ linear_attention_sums(const T* __restrict__ k,  // [B, H, T, E], rows k_stride_T
                       kgen::i64 H, kgen::i64 steps,
                       kgen::i64 k_stride_B, kgen::i64 k_stride_H, kgen::i64 k_stride_T,
                       kgen::i64 v_stride_B, kgen::i64 v_stride_H, kgen::i64 v_stride_T) {
+    kgen::griddepcontrol_launch_dependents();
     const kgen::BlockSegment place(steps, kChunk, kSegments, kSums, kValueBlocks);
     const int value = place.rest * Loop::kBlockV;
     const auto keys = kgen::head_rows(k, place.head, H, k_stride_B, k_stride_H, k_stride_T);
@@ -72,15 +74,17 @@ linear_attention_sums(const T* __restrict__ k,  // [B, H, T, E], rows k_stride_T
 
 KGEN_EXPORT(linear_attention_sums);
 
-// In place: sum i becomes the state before segment i + 1, of keys and values and of keys alone.
+// In place: sum i of k v^T becomes the state before segment i + 1, and sum i of k the key sum before segment i + 1.
 extern "C" __global__ void __launch_bounds__(kScanThreads)
 linear_attention_scan(const InitialState* __restrict__ initial_state,     // [B, H, E, M]
                       const InitialKeySum* __restrict__ initial_key_sum,  // [B, H, E]
                       float* __restrict__ segment_sums,      // [B * H, segments - 1, E, M]
                       float* __restrict__ segment_key_sums,  // [B * H, segments - 1, E]
                       kgen::i64 B, kgen::i64 H) {
+    kgen::griddepcontrol_launch_dependents();
     const kgen::i64 heads = B * H;
     const kgen::i64 index = static_cast<kgen::i64>(blockIdx.x) * kScanThreads + kgen::thread_rank();
+    kgen::griddepcontrol_wait(segment_sums, segment_key_sums);
     kgen::states_before_segments<kSums, kScanVec, kE * kM>(
         segment_sums, kgen::floats_at(initial_state, 0), heads, index);
     if constexpr (kKeySums) {  // the threads after those that have states
@@ -124,6 +128,7 @@ linear_attention_forward(const T* __restrict__ q,  // [B, H, T, E], rows q_strid
         place.first, place.end, kgen::min(kM - value, Loop::kBlockV), scale, 1.0f};
 
     // 2. The states before and after the segment; the scan has replaced the sums by them.
+    kgen::griddepcontrol_wait(segment_sums, segment_key_sums);
     kgen::RecurrenceStates states{};
     states.initial_state = kgen::state_before_segment<kSums, kE * kM>(
         segment_sums, kgen::floats_at(initial_state, 0), head, place.segment);

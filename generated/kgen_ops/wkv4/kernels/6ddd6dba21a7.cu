@@ -1,6 +1,6 @@
-// digest: 87d4499328a7
+// digest: 6ddd6dba21a7
 // Rendered by kgen from templates/wkv4/forward_running_max.cu.jinja
-// config: running_max(lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=22)
+// config: running_max(lanes=32, vec=2, segments=4, steps=16, prefetch=true, min_blocks=3, splits=1)
 // problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
 // wkv4 forward by segments of time whose exponents follow their running maximum, with the same instructions for all
 // values. k and v are read once (kSplits > 1: twice).
@@ -36,11 +36,11 @@ constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 constexpr int kLanes = 32;        // threads side by side along the channels
 constexpr int kVec = 2;            // adjacent channels of a thread
-constexpr int kSegments = 8;  // segments of a round, a row of threads each
+constexpr int kSegments = 4;  // segments of a round, a row of threads each
 constexpr int kSteps = 16;        // of a segment
-constexpr bool kPrefetch = false;  // load the next round's steps before computing this round's
-constexpr int kSplits = 22;      // parts of T, at most
-constexpr int kMinBlocks = 2;
+constexpr bool kPrefetch = true;  // load the next round's steps before computing this round's
+constexpr int kSplits = 1;      // parts of T, at most
+constexpr int kMinBlocks = 3;
 constexpr int kThreads = kLanes * kSegments;
 constexpr int kColumns = kLanes * kVec;
 constexpr int kRound = kSegments * kSteps;

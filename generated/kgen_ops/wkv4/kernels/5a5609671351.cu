@@ -1,4 +1,4 @@
-// digest: 8ecd4b9c0732
+// digest: 5a5609671351
 // Rendered by kgen from templates/wkv4/backward_running_max.cu.jinja
 // config: running_max(lanes=32, vec=2, segments=8, steps=8, prefetch=true, min_blocks=1, step_weights=true)
 // problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log

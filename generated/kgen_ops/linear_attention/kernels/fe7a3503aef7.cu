@@ -1,7 +1,7 @@
-// digest: 8f98a055ad91
+// digest: fe7a3503aef7
 // Rendered by kgen from templates/linear_attention/forward_chunk_scan.cu.jinja
-// config: chunk_scan(chunk=16, value_tiles=1, value_warps=1, key_warps=1, stages=3, copy_bytes=16, segments=8, min_blocks=4, scan_vec=1)
-// problem: E=72, M=40, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
+// config: chunk_scan(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy_bytes=16, segments=32, min_blocks=2, scan_vec=1)
+// problem: E=64, M=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // linear_attention forward, chunk_scan: tensor cores, for few heads, with many short segments. Three kernels:
 //
 //     sums     k v^T of each segment
@@ -21,16 +21,16 @@ using FinalState = kgen::none;
 using FinalKeySum = kgen::none;
 using Norm = kgen::none;
 
-constexpr int kE = 72;
-constexpr int kM = 40;
+constexpr int kE = 64;
+constexpr int kM = 64;
 constexpr int kChunk = 16;             // steps
 constexpr int kValueTiles = 1;  // fragments of 16 value features per warp
-constexpr int kValueWarps = 1;  // warps of a CTA along the value features
+constexpr int kValueWarps = 4;  // warps of a CTA along the value features
 constexpr int kKeyWarps = 1;      // warps of a CTA along the keys, for the same value features
 constexpr int kStages = 3;           // chunks in the shared-memory ring
 constexpr int kCopy = 16;         // bytes of one cp.async
-constexpr int kSegments = 8;       // of the steps of a head, a CTA each
-constexpr int kMinBlocks = 4;    // CTAs per SM that __launch_bounds__ reserves registers for
+constexpr int kSegments = 32;       // of the steps of a head, a CTA each
+constexpr int kMinBlocks = 2;    // CTAs per SM that __launch_bounds__ reserves registers for
 constexpr int kScanVec = 1;        // elements of a state per thread of the scan
 
 constexpr bool kNormalised = kgen::kPresent<Norm>;
@@ -72,7 +72,7 @@ linear_attention_sums(const T* __restrict__ k,  // [B, H, T, E], rows k_stride_T
 
 KGEN_EXPORT(linear_attention_sums);
 
-// In place: sum i becomes the state before segment i + 1, of keys and values and of keys alone.
+// In place: sum i of k v^T becomes the state before segment i + 1, and sum i of k the key sum before segment i + 1.
 extern "C" __global__ void __launch_bounds__(kScanThreads)
 linear_attention_scan(const InitialState* __restrict__ initial_state,     // [B, H, E, M]
                       const InitialKeySum* __restrict__ initial_key_sum,  // [B, H, E]

@@ -1,4 +1,4 @@
-// digest: aec960e8361d
+// digest: 4f1bb102bcee
 // Rendered by kgen from templates/wkv7/forward_warpgroups.cu.jinja
 // config: warpgroups(vec=8, min_blocks=2)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp

@@ -1,4 +1,4 @@
-// digest: 4bfe6ff3d8fa
+// digest: 87706bfc2c53
 // Rendered by kgen from templates/linear_attention/forward_split_t.cu.jinja
 // config: split_t(head_ctas=16, segment=256, block_v=64, batch=32, copy_bytes=16, score_terms=1, min_blocks=1, products=wgmma, overlap=1)
 // problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none

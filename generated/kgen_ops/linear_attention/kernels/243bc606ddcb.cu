@@ -1,4 +1,4 @@
-// digest: 72085b69a847
+// digest: 243bc606ddcb
 // Rendered by kgen from templates/linear_attention/backward_naive.cu.jinja
 // config: naive(threads=64)
 // problem: dtype=fp32
@@ -14,7 +14,7 @@ using kgen::Direction;
 
 constexpr int kThreads = 64;
 
-// The factor of a step's gout, and scale times the gradient of its norm.
+// The factor of a step's gout, and scale times the gradient by the step's norm.
 struct NormGradient {
     const float* norm;  // the head's steps, or null
     const float* gout_dot_out;

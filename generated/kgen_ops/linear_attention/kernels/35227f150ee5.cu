@@ -1,4 +1,4 @@
-// digest: e806c883febc
+// digest: 35227f150ee5
 // Rendered by kgen from templates/linear_attention/backward_wgmma_split_bf16.cu.jinja
 // config: wgmma_split_bf16(terms=3, copy_bytes=16)
 // problem: E=64, M=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none

@@ -1,4 +1,4 @@
-// digest: 19e2d7b91e86
+// digest: de7ac58b9e5f
 // Rendered by kgen from templates/timex/forward_fft.cu.jinja
 // config: fft(points=4096, per_thread=8, wide=true, rows=2, min_blocks=2)
 // problem: dtype=fp32, w_dtype=fp32

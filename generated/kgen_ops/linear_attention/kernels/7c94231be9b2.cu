@@ -1,4 +1,4 @@
-// digest: d3997d3c8068
+// digest: 7c94231be9b2
 // Rendered by kgen from templates/linear_attention/forward_wgmma_split_bf16.cu.jinja
 // config: wgmma_split_bf16(terms=3, copy_bytes=16)
 // problem: E=64, M=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none

@@ -1,4 +1,4 @@
-// digest: 7ddb2bc3e5e8
+// digest: 659da5e622df
 // Rendered by kgen from templates/linear_attention/forward_wgmma_split_bf16.cu.jinja
 // config: wgmma_split_bf16(terms=2, copy_bytes=16)
 // problem: E=64, M=64, dtype=fp32, product_dtype=tf32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
