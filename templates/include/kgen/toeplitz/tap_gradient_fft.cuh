@@ -2,9 +2,9 @@
 //
 //     gw[columns - 1 - d] = sum over b and t >= d of g[b][t] * x[b][t - d]
 //
-// A block computes the gradient of a channel. The spectrum of g times the conjugate of the spectrum of x is the spectrum
-// of their correlation. These products are added over the batch, in the order of the rows, and the sum is transformed
-// back once.
+// A block computes the gradient of a channel. The spectrum of g times the conjugate of the spectrum of x is the
+// spectrum of their correlation. These products are added over the batch, in the order of the rows, and the sum is
+// transformed back once.
 //
 // NaN, Inf, accuracy and shared memory: as in toeplitz_fft.cuh. All rows of a channel have one scale.
 #pragma once
