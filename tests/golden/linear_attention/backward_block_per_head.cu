@@ -1,9 +1,9 @@
 // Rendered by kgen from templates/linear_attention/backward_block_per_head.cu.jinja
 // config: block_per_head(split=4, tile=4, columns=32, tokens=8, stages=3, vec=4)
 // problem: E=64, M=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
-// linear_attention backward, block_per_head: three loops over time, a CTA per head, gradient and block of columns: gq
-// forward, gk and gv backward in time, each with its state in registers. No sum goes across CTAs, so the result is
-// deterministic.
+// linear_attention backward, block_per_head: three loops over time with the state in registers, gq forward, gk and gv
+// backward in time. A CTA has one head, one of the three gradients and one block of columns. No sum goes across CTAs,
+// so the result is deterministic.
 #include "kgen/linear_attention/norm_gradient.cuh"
 
 namespace {
@@ -35,7 +35,7 @@ constexpr int kSlicesM = kgen::ceil_div(kM, kColumns);
 static_assert(kThreads % 32 == 0 && kThreads <= 1024, "whole warps, at most 1024 threads");
 static_assert(kE % kVec == 0 && kM % kVec == 0, "a copy must not cross the end of a row");
 
-// The columns of a thread. Neighbouring threads have neighbouring columns; those of a thread are kColumnThreads apart.
+// The columns of a thread. Adjacent threads have adjacent columns; the columns of one thread are kColumnThreads apart.
 struct Columns {
     int first;   // column of the CTA
     int extent;  // columns of the state
@@ -136,7 +136,7 @@ linear_attention_backward(const Value* __restrict__ gout,             // [B, H, 
     const auto scaled = [](float value, kgen::f32x2 by) { return value * by.x; };
 
     if (item < kSlicesE) {
-        // gq_t = S_t g_t + n_t z_t: S transposed, z its one more row.
+        // gq_t = S_t g_t + n_t z_t, with S transposed; z is its additional row.
         const auto row = [](float& z, float key, kgen::f32x2 by) {
             z += key;
             return by.y * z;
@@ -147,7 +147,7 @@ linear_attention_backward(const Value* __restrict__ gout,             // [B, H, 
             kInitialKeySum ? initial_key_sum + key_start : nullptr, nullptr,
             gq + b * gq_stride_B + h * gq_stride_H, gq_stride_T, plain, scaled, row);
     } else if (item < 2 * kSlicesE) {
-        // gk_t = G_t v_t + y_t: G transposed, y its one more row.
+        // gk_t = G_t v_t + y_t, with G transposed; y is its additional row.
         const auto row = [](float& y, float query, kgen::f32x2 by) {
             if constexpr (kNorm) y = kgen::fma(by.y, query, y);
             return y;
@@ -159,7 +159,7 @@ linear_attention_backward(const Value* __restrict__ gout,             // [B, H, 
             kInitialKeySum ? ginitial_key_sum + key_start : nullptr,
             gk + b * gk_stride_B + h * gk_stride_H, gk_stride_T, scaled, plain, row);
     } else {
-        // gv_t = k_t G_t; what is left of G is the gradient of the initial state.
+        // gv_t = k_t G_t; G after the loop is the gradient of the initial state.
         loop_over_time<Direction::backward, kE, false>(
             Columns{(item - 2 * kSlicesE) * kColumns, kM}, steps, steps_k, steps_q, steps_g, factors,
             kFinalState ? gfinal_state + state_start : nullptr, kM, 1,

@@ -8,8 +8,8 @@
 //     gk: a, b, v = v, gout, q             backward in time
 //     gv: a, b, v = k, q, gout             backward in time
 //
-// The CTAs of a head are neighbours, so that they find each other's rows in L2. With segments a first kernel sums
-// b v^T of each segment of each recurrence, and a CTA of the second kernel starts from the sums of the segments
+// The CTAs of a head have consecutive indices, so that they find each other's rows in L2. With segments a first kernel
+// sums b v^T of each segment of each recurrence, and a CTA of the second kernel starts from the sums of the segments
 // before its own.
 #include "kgen/chunked/sequence.cuh"
 #include "kgen/chunked/chunk_loop.cuh"
@@ -40,7 +40,7 @@ static_assert(!kgen::kPresent<kgen::none>, "the kernel has no code for a norm");
 // scale multiplies what each chunk adds to the sum; otherwise it multiplies the outputs.
 constexpr bool kScaled = kgen::kPresent<FinalState>;
 
-// gq and gk have the features of k as values, gv those of v.
+// gq and gk have the features of k as value features, gv has the features of v.
 template <int Keys, int Values>
 using LoopOf = kgen::ChunkLoop<T, Product, Keys, Values, kChunk, kValueTiles, kValueWarps,
                                kKeyWarps, kStages, kCopy, false, false, kScaled,

@@ -3,8 +3,8 @@
 // problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // linear_attention backward, chunk_parallel: tensor cores, bf16, for few heads. The first kernel loops over the steps
 // for tiles of the state S and, backward in time, of its gradient G, and stores both before each chunk
-// (chunk_states.cuh). In the second kernel every chunk of every gradient has CTAs of its own (chunk_outputs.cuh): gq
-// reads S, gk and gv read G; for gq and gk transposed.
+// (chunk_states.cuh). In the second kernel every chunk of every gradient has its own CTAs (chunk_outputs.cuh): gq reads
+// S, gk and gv read G; gq and gk read it transposed.
 #include "kgen/chunked/chunk_outputs.cuh"
 #include "kgen/chunked/sequence.cuh"
 #include "kgen/primitives/pdl.cuh"
@@ -25,7 +25,7 @@ constexpr int kBlockV = 16;                 // features of such a CTA
 constexpr int kStepTiles = 1;           // fragments of 16 steps per warp
 constexpr int kMinBlocks = 2;           // CTAs per SM that __launch_bounds__ reserves registers for
 constexpr int kCopy = 16;                // bytes of one cp.async
-constexpr int kEarly = 0;                  // such CTAs per SM that launch beside those of the states
+constexpr int kEarly = 0;                  // such CTAs per SM that launch while those of the states still run
 constexpr int kStateKeys = 64;           // keys of a CTA of the states
 constexpr int kStateValues = 64;
 constexpr int kStateKeyWarps = 2;  // its warps

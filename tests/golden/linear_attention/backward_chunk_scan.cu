@@ -42,7 +42,7 @@ constexpr bool kScaled = kgen::kPresent<FinalState>;
 constexpr int kSums = kSegments - 1;  // the sum of the last segment is not needed
 constexpr int kScanThreads = 128;
 
-// gq and gk have the features of k as value features; gv and the sums those of v.
+// gq and gk have the features of k as value features; gv and the sums have the features of v.
 template <int Keys, int Values>
 using LoopOf = kgen::ChunkLoop<T, Product, Keys, Values, kChunk, kValueTiles, kValueWarps,
                                kKeyWarps, kStages, kCopy, false, false, kScaled,

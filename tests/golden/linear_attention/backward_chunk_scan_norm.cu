@@ -1,14 +1,14 @@
 // Rendered by kgen from templates/linear_attention/backward_chunk_scan_norm.cu.jinja
 // config: chunk_scan_norm(chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy_bytes=16, segments=4, min_blocks=2, scan_vec=4, overlap=1)
 // problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=fp32
-// linear_attention backward, chunk_scan_norm: tensor cores, from sm_80 on, with a norm; without one for keys that the
-// other variants have no registers for. The three gradients are recurrences, gq with the state S, gk and gv backward in
-// time with its gradient G. The norm adds one more key to gq and gk, and factors per step (chunk_norm_key.cuh). Three
-// kernels, or with one segment the last one alone:
+// linear_attention backward, chunk_scan_norm: tensor cores, from sm_80 on, with a norm; also without a norm, for
+// numbers of keys that the other variants have no registers for. The three gradients are recurrences, gq with the state
+// S, gk and gv backward in time with its gradient G. The norm adds one more key to gq and gk, and factors per step
+// (chunk_norm_key.cuh). Three kernels, or with one segment only the last:
 //
 //     sums      what each segment adds to S and the key sum z, and to their gradients G and y
 //     scan      the sums become S, z, G and y before the segments (segment_scan.cuh)
-//     backward  each CTA reads those before its segment and loops over the chunks (chunk_loop.cuh)
+//     backward  each CTA reads its states before its segment and loops over the chunks (chunk_loop.cuh)
 //
 // S and G lie as [E, M]; gq and gk read them transposed.
 #include "kgen/chunked/chunk_loop.cuh"
@@ -43,7 +43,7 @@ constexpr int kScanThreads = 128;
 // The gradient of the initial state is the last G, in fp32.
 using NormKey = kgen::NormKeyRows<kgen::kPresent<InitialState>>;
 
-// gq, gk and the sums have the features of k as value features; gv those of v.
+// gq, gk and the sums have the features of k as value features; gv has the features of v.
 template <int Keys, int Values>
 using LoopOf = kgen::ChunkLoop<T, Product, Keys, Values, kChunk, kValueTiles, kValueWarps, kKeyWarps,
                                kStages, kCopy, false, false, false, kgen::NoDecayRows, NormKey,
@@ -130,7 +130,7 @@ linear_attention_backward_sums(
 
 KGEN_EXPORT(linear_attention_backward_sums);
 
-// In place: sum i becomes what is before segment i + 1.
+// In place: sum i becomes the state, gradient or key sum before segment i + 1.
 extern "C" __global__ void __launch_bounds__(kScanThreads)
 linear_attention_backward_scan(
     const InitialState* __restrict__ initial_state,     // [B, H, E, M]

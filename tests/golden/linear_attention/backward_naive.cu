@@ -13,7 +13,7 @@ using kgen::Direction;
 
 constexpr int kThreads = 64;
 
-// The factor of a step's gout, and scale times the gradient of its norm.
+// The factor of a step's gout, and scale times the gradient by the step's norm.
 struct NormGradient {
     const float* norm;  // the head's steps, or null
     const float* gout_dot_out;
@@ -109,7 +109,8 @@ linear_attention_backward_k(const Value* __restrict__ gout,            // [B, H,
 
 KGEN_EXPORT(linear_attention_backward_k);
 
-// gv: a loop backward in time with a column [E] of the gradient of the state; it ends with that of the initial state.
+// gv: a loop backward in time with a column [E] of the gradient of the state, which ends as the gradient of the initial
+// state.
 extern "C" __global__ void __launch_bounds__(kThreads)
 linear_attention_backward_v(const Value* __restrict__ gout,          // [B, H, T, M]
                             const Value* __restrict__ q,             // [B, H, T, E]

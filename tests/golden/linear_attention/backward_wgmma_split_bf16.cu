@@ -8,7 +8,7 @@
 //     gk: a, b, v = v, gout, q             backward in time
 //     gv: a, b, v = k, q, gout             backward in time
 //
-// The three CTAs of a head are neighbours, so that they find each other's rows in L2.
+// The three CTAs of a head have consecutive indices, so that they find each other's rows in L2.
 #include "kgen/chunked/sequence.cuh"
 #include "kgen/linear_attention/wgmma_loop.cuh"
 
@@ -31,7 +31,7 @@ static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none> &&
 // scale multiplies the rows that enter the sum; otherwise it multiplies the outputs.
 constexpr bool kScaled = kgen::kPresent<FinalState>;
 
-// gq and gk have the features of k as value features, gv those of v.
+// gq and gk have the features of k as value features, gv has the features of v.
 using KeyLoop = kgen::WgmmaLoop<kM, kE, kTerms, kVec, kScaled>;
 using ValueLoop = kgen::WgmmaLoop<kE, kM, kTerms, kVec, kScaled>;
 static_assert(KeyLoop::kValueBlocks == 1 && ValueLoop::kValueBlocks == 1, "a CTA has all features of a gradient");

@@ -62,7 +62,7 @@ linear_attention_forward(const Value* __restrict__ q,                // [B, H, T
     const int lane = static_cast<int>(threadIdx.x) % kSplit;
     const int group = static_cast<int>(threadIdx.x) / kSplit;
 
-    // Neighbouring threads have neighbouring columns; those of one thread are kColumnThreads apart.
+    // Adjacent threads have adjacent columns; the columns of one thread are kColumnThreads apart.
     const auto column = [&](int x) { return x * kColumnThreads + group; };
     const auto uses = [&](int x) { return first + column(x) < kM; };
     const auto only_first = [&](int) { return column_block == 0 && group == 0; };

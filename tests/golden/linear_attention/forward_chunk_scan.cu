@@ -71,7 +71,7 @@ linear_attention_sums(const T* __restrict__ k,  // [B, H, T, E], rows k_stride_T
 
 KGEN_EXPORT(linear_attention_sums);
 
-// In place: sum i becomes the state before segment i + 1, of keys and values and of keys alone.
+// In place: sum i of k v^T becomes the state before segment i + 1, and sum i of k the key sum before segment i + 1.
 extern "C" __global__ void __launch_bounds__(kScanThreads)
 linear_attention_scan(const InitialState* __restrict__ initial_state,     // [B, H, E, M]
                       const InitialKeySum* __restrict__ initial_key_sum,  // [B, H, E]

@@ -44,7 +44,7 @@ linear_attention_forward(const Value* __restrict__ q,                // [B, H, T
     const kgen::i64 head = blockIdx.x / M, m = blockIdx.x % M, b = head / H, h = head % H;
     const kgen::i64 state_start = head * kE * M + m;
 
-    // 1. The state before the first step; the key sum is the column of a value of ones.
+    // 1. The state before the first step; the key sum is the column of a value feature that is always 1.
     Column column(kgen::dynamic_smem<float>());
     column.load(0, kInitialState ? initial_state + state_start : nullptr, M);
     if constexpr (kKeySum)

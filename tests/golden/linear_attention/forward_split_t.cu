@@ -5,7 +5,7 @@
 // of the steps, and they exchange the segments' sums through global memory. In a round (split_t_loop.cuh) a CTA
 //
 //     1. sums k v^T over its segment and writes the sum,
-//     2. computes what its outputs need of its own segment,
+//     2. computes the part of its outputs that comes from its own segment,
 //     3. gets the state before its segment from the exchange, across the grid barrier of the head's CTAs
 //        (grid_barrier.cuh), whose counters a first kernel clears,
 //     4. adds q times that state and writes the outputs.
@@ -24,7 +24,7 @@ using FinalState = kgen::none;
 constexpr int kE = 128;
 constexpr int kM = 128;
 constexpr int kHeadCtas = 8;      // CTAs of a head
-constexpr int kSegment = 256;         // steps of a CTA, which has a warp for every 32
+constexpr int kSegment = 256;         // steps of a CTA, which has a consumer warp for every 32
 constexpr int kBlockV = 128;          // value features of a CTA
 constexpr int kBatch = 32;             // steps per group of copies
 constexpr int kCopy = 16;         // bytes of one cp.async

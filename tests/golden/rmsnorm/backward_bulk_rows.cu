@@ -17,10 +17,10 @@
 // phase i / kStages of that stage's mbarriers.
 //   full[stage]   completes when the bytes of the chunk have arrived. Thread 0 arrives, with the byte count.
 //   empty[stage]  completes when every warp has arrived, after its last read of the chunk.
-// Thread 0 waits for empty[stage] of chunk i - 1 after its work on chunk i, then loads chunk
-// i - 1 + kStages into that stage. All warps passed the block barrier of the reduction before
-// that, and on their way to empty[stage] they wait only for chunks that thread 0 has already waited for.
-// Therefore the wait always ends.
+// After its work on chunk i, thread 0 waits for empty[stage] of chunk i - 1 and then loads chunk
+// i - 1 + kStages into that stage. The wait always ends: all warps have passed the block barrier of the
+// reduction before, and until they arrive at empty[stage] they wait only for chunks that thread 0 has
+// already waited for.
 #include "kgen/primitives/block.cuh"
 #include "kgen/primitives/bulk_copy.cuh"
 #include "kgen/rows/columns.cuh"
@@ -35,7 +35,7 @@ using W = kgen::bf16;
 using Residual = kgen::none;
 using Rstd = kgen::none;
 
-// Where w is kept between rows. From global memory it is read twice for every row, through L1.
+// Where w is kept between rows. With `global`, w is read twice for every row, through L1.
 enum class WeightMemory { registers, shared, global };
 
 constexpr int kN = 4096;

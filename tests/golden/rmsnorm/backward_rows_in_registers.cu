@@ -285,7 +285,7 @@ rmsnorm_backward(const T* __restrict__ dy,        // [M, N], rows dy_stride_M ap
         }
     }
 
-    // 6. The block's sums of dw. Its groups add theirs one after the other, in a fixed order.
+    // 6. The block's sums of dw. The groups add their sums one after the other, in a fixed order.
     if constexpr (kWeighted && kGroups == 1) {
         float* target = partial + static_cast<kgen::i64>(blockIdx.x) * kN;
 #pragma unroll

@@ -41,7 +41,7 @@ constexpr int kMinBlocks = 1;        // blocks per SM that registers leave room 
 constexpr bool kWeighted = kgen::kPresent<W>;
 constexpr int kThreads = kLanes * kGroups;
 constexpr int kRowsPerBlock = kGroups * kRows;
-// A block per row. Whether its row exists need not be asked, which would delay the first load.
+// One block per row. The block's row always exists, and no test for that delays the first load.
 constexpr bool kOneRow = kRowsPerBlock == 1 && !kPersistent;
 constexpr int kSweep = kLanes * kVec;               // elements a group moves per step
 constexpr int kSteps = (kN + kSweep - 1) / kSweep;  // vectors per thread and row

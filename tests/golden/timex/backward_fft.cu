@@ -17,7 +17,7 @@ constexpr int kPoints = 1024;         // of a transform, at least T
 constexpr int kPerThread = 16;  // points in a thread's registers
 constexpr bool kWide = false;            // exchanges move complex numbers, not parts of them
 constexpr int kRows = 2;              // batch rows of a block, of gk
-constexpr bool kParked = false;        // the sum of spectra waits in the workspace, not in registers
+constexpr bool kParked = false;        // the sum of spectra is kept in the workspace, not in registers
 
 }  // namespace
 

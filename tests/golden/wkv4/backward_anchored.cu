@@ -2,16 +2,16 @@
 // config: anchored(lanes=32, vec=2, segments=8, steps=8, prefetch=false, min_blocks=2, splits=1)
 // problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
 // wkv4 backward by segments of time whose weights are relative to one anchor; see anchored_gradients.cuh. k and v are
-// read twice, gy once, and states are stored once for each round of kSegments * kSteps steps.
+// read twice, gy once, and one state per channel is stored for each round of kSegments * kSteps steps.
 //
 //   wkv4_round_states     the state before each round, the first round first
-//   wkv4_part_gradients   the gradient by the state before each part of T but the first, of the part's outputs
+//   wkv4_part_gradients   the gradient by the state before each part of T but the first, of the part's outputs only
 //   wkv4_backward         gk, gv, and parts of gw and gu for each batch row and part
 //   wkv4_backward_reduce  gw and gu
 //
-// Where there are few channels, T is cut into kSplits parts, each of which has blocks of its own. States of rounds
-// are then relative to the beginning of their part, and a block adds up the parts before its own, and behind it their
-// gradients. wkv4_part_gradients is for this alone; it reads k, v and gy once more.
+// Where there are few channels, T is cut into kSplits parts, each of which has its own blocks. States of rounds are
+// then sums from the beginning of their part. A block adds up the sums of the parts before its own, and the gradients
+// of the parts after it. wkv4_part_gradients is used only in this case; it reads k, v and gy once more.
 //
 // A block has kColumns channels of a batch row. A block of wkv4_backward takes the last round first. In a round:
 //
@@ -22,26 +22,34 @@
 //      after that segment: barrier D;
 //   5. a thread computes gk and gv, last step first, and adds up gw and gu.
 //
-// wkv4_round_states does 1 and 2 alone, the first round first, with one barrier a round; wkv4_part_gradients 1 to 4.
+// wkv4_round_states does only steps 1 and 2, the first round first, with one barrier per round; wkv4_part_gradients
+// does steps 1 to 4.
 //
-// Shared memory (dynamic) of wkv4_backward: Value [kStages][3][kRound][kColumns], tiles of k, v and gy, which rounds
-// use in turn; float [kSteps][kThreads][2 * kVec], the states before steps; float [kSegments + 1][kColumns][4], the
-// slots of states, the last one for the exponent after the round; float [kSegments][kColumns][4], those of gradients;
-// float [3][kColumns][4]: the gradient after the round with the exponent of the state there, the decay of a segment,
-// the state before the part. Of wkv4_round_states: kStateStages tiles of k and v, then two sets of slots of sums,
-// which rounds alternate between.
+// Shared memory (dynamic) of wkv4_backward:
 //
-// Tiles: copies to the tile of the round before begin after A, which follows the last use of that tile. They have
-// arrived for their thread before E, a barrier at the end of the round before their own, for all threads after it. In
-// wkv4_round_states, which has A alone, they have before A of the round before their own.
-// Slots: a thread uses its own alone, but for the exponent of the next segment's state, which it reads between B and
-// C. The channels' threads use all slots of states between A and B, and all slots of gradients between C and D. In
-// wkv4_round_states a thread that writes a slot in round r + 2 has passed A of round r + 1, which the channel's
-// thread reaches after its reads of round r.
+//     Value [kStages][3][kRound][kColumns]    tiles of k, v and gy; rounds use the stages in turn
+//     float [kSteps][kThreads][2 * kVec]      the states before steps
+//     float [kSegments + 1][kColumns][4]      slots of states; the last slot is for the exponent after the round
+//     float [kSegments][kColumns][4]          slots of gradients
+//     float [3][kColumns][4]                  the gradient after the round with the exponent of the state there; the
+//                                             decay of a segment; the state before the part
 //
-// With kOverlap 5 of the round after is between D and B, beside 2, and 1 of the round before is between C and D, beside
-// 4: three barriers a round. Copies to the tile of the round after, for two rounds before, begin after B; they have
-// arrived before C of the round in between.
+// Shared memory (dynamic) of wkv4_round_states: kStateStages tiles of k and v, then two sets of slots of sums, between
+// which rounds alternate.
+//
+// Synchronisation of tiles: after A, copies begin into the tile of the round visited before; A follows the last use of
+// that tile. Copies have arrived for their own thread before E, and for all threads after E, of the round visited
+// before the round that they are for; E is a barrier at the end of a round. In wkv4_round_states, which only has A, A
+// takes the place of E.
+//
+// Synchronisation of slots: a thread uses only its own slots, except that between B and C it reads the exponent of the
+// next segment's state. The channels' threads use all slots of states between A and B, and all slots of gradients
+// between C and D. In wkv4_round_states a thread that writes a slot in round r + 2 has passed A of round r + 1, which
+// the channel's thread reaches after its reads of round r.
+//
+// With kOverlap there are three barriers per round. Step 5 of the round visited before runs between D and B, at the
+// same time as step 2; step 1 of the round visited next runs between C and D, at the same time as step 4. Copies into
+// the tile of the round visited before begin after B; they have arrived before C of the next round.
 #include "kgen/primitives/block.cuh"
 #include "kgen/primitives/cp_async.cuh"
 #include "kgen/primitives/registers.cuh"
@@ -60,7 +68,7 @@ constexpr int kLanes = 32;        // threads side by side along the channels
 constexpr int kVec = 2;            // adjacent channels of a thread
 constexpr int kSegments = 8;  // segments of a round, a row of threads each
 constexpr int kSteps = 8;        // of a segment
-constexpr bool kOverlap = false;  // the channels' threads scan while other threads compute for another round
+constexpr bool kOverlap = false;  // the channels' threads scan while other threads compute another round
 constexpr int kStages = kOverlap ? 3 : 2;     // tiles of k, v and gy
 constexpr int kStateStages = kStages + 1;     // of wkv4_round_states, which has one barrier a round
 constexpr int kSplits = 1;      // parts of T, at most
@@ -173,7 +181,8 @@ struct Arguments {
         gv_stride_B, gv_stride_T, rounds, split_steps, split_count;
 };
 
-// What a channel's thread carries into its part: the state before it, and with `Stores` the gradient after it.
+// Computes what a channel's thread carries into the part: the state before the part, and with `Stores` the gradient
+// after the part.
 template <bool Stores>
 KGEN_DEVICE void carry_parts(const Arguments& x, const Place& place, const Slots& carried,
                              float log_decay, int own, i64 own_c) {
@@ -202,7 +211,8 @@ KGEN_DEVICE void carry_parts(const Arguments& x, const Place& place, const Slots
     carried.put(0, own, after, exponent);
 }
 
-// A block's part of T. `Stores`: gk, gv, gw and gu; else the gradient before the part of its own outputs.
+// Computes a block's part of T. With `Stores` it stores gk, gv and the parts of gw and gu; otherwise it stores the
+// gradient before the part, of the part's outputs only.
 template <bool Stores>
 KGEN_DEVICE void take_part(const Arguments& x) {
     const int own = static_cast<int>(threadIdx.x);
@@ -384,7 +394,7 @@ KGEN_DEVICE void take_part(const Arguments& x) {
         }
     } else {
         const int last = static_cast<int>(place.end) - 1;
-        Segment steps, later;  // of the round, and of the one visited before
+        Segment steps, later;  // of the round, and of the round visited before
         if (place.end > place.first) put_sums(steps, 0, count);
         kgen::sync_block();  // D
 #pragma unroll 1

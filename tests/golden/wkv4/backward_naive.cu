@@ -62,7 +62,7 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
     for (i64 chunk = kgen::ceil_div(T, static_cast<i64>(kChunk)) - 1; chunk >= 0; --chunk) {
         const i64 begin = chunk * kChunk;
         const int steps = static_cast<int>(kgen::min(T - begin, static_cast<i64>(kChunk)));
-        // 2a. The outputs of the chunk's steps, and what they say of the decay.
+        // 2a. The outputs of the chunk's steps, and their contributions to gw.
         kgen::wkv4::OutputGradient outputs[kChunk];
         kgen::wkv4::DecayDerivative derivative;
         state = checkpoints.get(chunk, column);

@@ -1,8 +1,8 @@
 // Rendered by kgen from templates/wkv4/backward_running_max.cu.jinja
 // config: running_max(lanes=16, vec=2, segments=8, steps=8, prefetch=false, min_blocks=2)
 // problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
-// wkv4 backward by segments of time whose exponents follow their running maximum: the same instructions for all values.
-// Rounds have kSegments * kSteps steps. Gradients by states are pairs that go backward in time.
+// wkv4 backward by segments of time whose exponents follow their running maximum, with the same instructions for all
+// values. Rounds have kSegments * kSteps steps. Gradients by states are pairs that go backward in time.
 //
 //   wkv4_segment_states   the state before each segment, the first round first: a thread sums its segment, barrier A,
 //                         and one thread for each channel goes through the segments' sums
@@ -18,11 +18,12 @@
 //   3. a thread computes gk and gv, last step first, and adds up gw and gu.
 //
 // With kStepWeights gradients go backward by the weights of the states' steps, in units of these states' exponents;
-// see weighted_gradients.cuh. Without, they have running maxima of their own.
+// see weighted_gradients.cuh. Otherwise gradients have their own running maxima (running_gradients.cuh).
 //
-// Shared memory (dynamic): float [kSegments][kFloats][kColumns], slots of sums; of wkv4_segment_states two sets, which
-// rounds alternate between: a thread that writes a slot in round r + 2 has passed A of round r + 1, which the channel's
-// thread reaches after its reads of round r. In wkv4_backward a thread uses its own slot alone between B and A.
+// Shared memory (dynamic): float [kSegments][kFloats][kColumns], slots of sums. wkv4_segment_states has two sets of
+// slots, between which rounds alternate: a thread that writes a slot in round r + 2 has passed A of round r + 1, which
+// the channel's thread reaches after its reads of round r. In wkv4_backward a thread uses only its own slot between B
+// and A.
 #include "kgen/primitives/block.cuh"
 #include "kgen/wkv4/running_gradients.cuh"
 #include "kgen/wkv4/weighted_gradients.cuh"
@@ -94,7 +95,8 @@ KGEN_DEVICE float decay_of_channel(const W* w, i64 c) {
     return kgen::wkv4::log_decay<kForm>(kgen::to_float(w[c]));
 }
 
-// Replaces the sum of a segment by the gradient after it, and moves the gradient before the segment.
+// Replaces the sum of a segment by `after`, the gradient after the segment, and turns `after` into the gradient before
+// it.
 KGEN_DEVICE void behind_segment(Sum& after, const WholeDecay& decay, const Slots& slots,
                                 int segment, int column) {
     const Sum sum = slots.get(segment, column);
@@ -162,7 +164,7 @@ wkv4_segment_states(const Value* __restrict__ k,              // [B, T, C]
         for (int j = 0; j < kVec; ++j) slots.put(slot + segment, j * kLanes + lane, sums[j]);
         kgen::sync_block();  // A
         if (scans) {
-            // The steps of the last round that are not there matter to the last state alone.
+            // Steps of the last round that do not exist affect only the state after the last step.
             const bool whole = !kFinalState || round + 1 < rounds;
 #pragma unroll 8
             for (int i = 0; i < kSegments; ++i) {
@@ -186,7 +188,7 @@ wkv4_segment_states(const Value* __restrict__ k,              // [B, T, C]
             kgen::wkv4::load_steps(v_held, v_rows, v_rows.at(t), count);
         }
     }
-    // The gradient after the last step is after the states.
+    // The row after the states holds the gradient after the last step.
     if constexpr (kFinalState) {
         if (scans)
             states.put(first_row + rounds * kSegments, own_c,

@@ -14,8 +14,8 @@
 //   1. a thread loads the kSteps steps of its segment into registers and sums their terms: barrier A;
 //   2. from the state before the segment it computes its outputs y_t and r_t, and sums the terms of the gradient by
 //      the state: barrier B;
-//   3. it adds the later segments to the gradient after the round, and computes gk and gv, last step first. The first
-//      segment's gradient is the one after the round before.
+//   3. it adds the later segments to the gradient after the round, and computes gk and gv, last step first. The
+//      gradient before the first segment is the gradient after the round that precedes in time.
 //
 // Shared memory (dynamic), in slots of float [4][kVec][kLanes]: kSegments sums, kSegments gradients, 2 gradients
 // between rounds. Sums are written before A and read before B; gradients are written between A and B and read after B,
@@ -264,7 +264,7 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
         }
     }
 
-    // The gradient of the initial state. The thread's own value is the one before step 0.
+    // The gradient of the initial state. In the threads of segment 0 `gradient` is the gradient before step 0.
     if (kInitialState && segment == 0 && inside) {
 #pragma unroll
         for (int j = 0; j < kVec; ++j)
@@ -272,7 +272,7 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
                                                states.get(first_row, c + j), gradient[j]);
     }
 
-    // The parts of gw and gu: the segments' sums, in order. All have passed B since they read sums of states.
+    // The parts of gw and gu: the segments' sums, in order. All threads have passed B since they last read `sums`.
     Pair own[kVec];
 #pragma unroll
     for (int j = 0; j < kVec; ++j) own[j] = Pair{0.0f, gw[j].value(), gu[j].value()};

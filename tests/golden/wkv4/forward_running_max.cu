@@ -1,8 +1,8 @@
 // Rendered by kgen from templates/wkv4/forward_running_max.cu.jinja
 // config: running_max(lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=1)
 // problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
-// wkv4 forward by segments of time whose exponents follow their running maximum: the same instructions for all values,
-// k and v are read once (kSplits > 1: twice).
+// wkv4 forward by segments of time whose exponents follow their running maximum, with the same instructions for all
+// values. k and v are read once (kSplits > 1: twice).
 //
 // A block has kColumns channels of a batch row and loops over rounds of kSegments * kSteps steps. In a round:
 //
@@ -13,13 +13,13 @@
 //
 // With one segment a thread has all steps of its channels: there are no sums, no shared memory and no barriers.
 //
-// Where there are few channels, T is cut into kSplits parts, each of which has blocks of its own:
+// Where there are few channels, T is cut into kSplits parts, each of which has its own blocks:
 //
 //   wkv4_split_sums  sums the terms of each part, a block per part and kColumns channels
 //   wkv4_forward     begins with the sums of the parts before its own
 //
-// Shared memory (dynamic): float [kSegments][3][kColumns], slots of sums. Between B and A a thread reads and
-// writes its own slot alone, so that rounds need no more.
+// Shared memory (dynamic): float [kSegments][3][kColumns], slots of sums. Between B and A a thread reads and writes
+// only its own slot, so that one set of slots is sufficient for all rounds.
 #include "kgen/primitives/block.cuh"
 #include "kgen/wkv4/running_max.cuh"
 
@@ -80,7 +80,7 @@ KGEN_DEVICE void load_channels(kgen::wkv4::ChannelExponents (&channel)[kVec], co
                        kgen::to_float(u[c + j]));
 }
 
-// The state before the part of a block, of a channel.
+// Returns the state of a channel before the block's part of T.
 KGEN_DEVICE Sum state_before(const float* initial_state, float* split_sums, const Place& place,
                              i64 c, i64 C, float log_decay, i64 split_steps, i64 split_count) {
     Sum state = Sum::of_state(kInitialState ? initial_state : nullptr, place.b * C + c);
@@ -106,8 +106,8 @@ wkv4_split_sums(const Value* __restrict__ k,      // [B, T, C]
                 float* __restrict__ split_sums,   // [B, split_count, 3, C]
                 i64 T, i64 C, i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
                 i64 split_steps, i64 split_count) {
-    // No part begins with the sum of the last one, so that the steps of all others are there. A segment is a
-    // kSegments-th of the part.
+    // The sum of the last part is not needed, and all steps of the other parts exist. A segment is a kSegments-th of
+    // the part.
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     const int segment = static_cast<int>(threadIdx.x) / kLanes;
     const Place place(C, split_count - 1);
@@ -195,7 +195,8 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
     const Rows v_rows(v + place.b * v_stride_B + column, v_stride_T);
     const kgen::wkv4::StepRows<Value, kVec> y_rows(y + place.b * y_stride_B + column, y_stride_T);
 
-    // The state before the next round: of the thread's channels if it has all steps, else of its column.
+    // The state before the next round: with one segment, of the thread's channels (`state`); otherwise of the thread's
+    // column (`before`).
     const int own = static_cast<int>(threadIdx.x);
     const i64 own_c = place.of_column(own);
     const bool scans = kSegments > 1 && own < kColumns && own_c < C;
@@ -243,7 +244,7 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
             for (int j = 0; j < kVec; ++j) slots.put(segment, j * kLanes + lane, sums[j]);
             kgen::sync_block();  // A
 
-            // 2. The states before the segments. The last round may have fewer steps: no output is after them.
+            // 2. The states before the segments. The last round may have fewer steps; no output follows them.
             if (scans) {
 #pragma unroll 8
                 for (int i = 0; i < kSegments; ++i) {

@@ -8,12 +8,12 @@
 //   1. a thread loads the kSteps steps of its segment into registers and sums their terms;
 //   2. the sums of all segments go to shared memory;
 //   3. the thread adds the segments before its own to the state before the round;
-//   4. it computes its outputs from registers. The last segment's state is the one before the next round.
+//   4. it computes its outputs from registers. The state after the last segment is the state before the next round.
 //
 // A segment's sums and outputs take one exponential for each step and channel. Where its keys are too far apart for
 // that (segment.cuh), the thread reads the steps again and takes them one by one.
 //
-// Where there are few channels, T is cut into kSplits parts, each of which has blocks of its own:
+// Where there are few channels, T is cut into kSplits parts, each of which has its own blocks:
 //
 //   wkv4_split_sums  sums the terms of each part, a thread per part and kVec channels
 //   wkv4_forward     begins with the sums of the parts before its own
@@ -73,7 +73,7 @@ wkv4_split_sums(const Value* __restrict__ k,      // [B, T, C]
                 float* __restrict__ split_sums,   // [B, split_count, 3, C]
                 i64 T, i64 C, i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
                 i64 split_steps, i64 split_count) {
-    // No part begins with the sum of the last one.
+    // The sum of the last part is not needed.
     kgen::wkv4::sum_runs<kForm, false, kVec, kSteps, kSumThreads>(
         k, v, w, split_sums, T, C, k_stride_B, k_stride_T, v_stride_B, v_stride_T, split_steps,
         split_count - 1, split_count);

@@ -5,8 +5,8 @@
 //
 //     wkv_backward_states  loops over the steps, forward with the state and backward with its gradient, and writes
 //                          both at the ends of chunks
-//     wkv_backward_chunks  all gradients of a chunk from these; one block per chunk, or, if kSequential, one block
-//                          per head that loops backward over its chunks and carries the state's gradient along
+//     wkv_backward_chunks  computes all gradients of a chunk from both; one block per chunk, or, if kSequential, one
+//                          block per head that loops backward over its chunks and carries the state's gradient along
 //     wkv_backward_reduce  gu, and wkv5's gw
 //
 // Shared memory and barriers: kgen/wkv/state_loop.cuh, kgen/wkv/chunk_memory.cuh.
@@ -156,7 +156,7 @@ wkv_backward_chunks(const Value* __restrict__ gy,            // [B, T, H, V]
         kgen::wkv::write_chunk_gradients(chunk, index, state, gradient, gu_parts, gw_parts);
     };
 
-    // A grid has less than 2^31 blocks, so all of these fit 32 bits.
+    // A grid has fewer than 2^31 blocks, so these numbers fit 32 bits.
     const u32 chunks = static_cast<u32>(kgen::ceil_div(T, i64{kChunk}));
     const u32 heads = static_cast<u32>(H), head = kSequential ? blockIdx.x : blockIdx.x / chunks;
     const u32 number = kSequential ? chunks - 1 : blockIdx.x % chunks;
@@ -171,7 +171,8 @@ wkv_backward_chunks(const Value* __restrict__ gy,            // [B, T, H, V]
         chunk_gradients(chunk, index, states + offset, gradients + offset);
     } else {
         // Loops backward over the head's chunks. Between two chunks the gradient of the state lies in `gradients`,
-        // because the scores take all registers. A thread reads only what it wrote itself, which needs no barrier.
+        // because the scores take all registers. A thread reads only what it wrote itself, so that no barrier is
+        // needed.
         const auto gradient = [&] { return gradients + Config::state_offset(blockIdx.x, 1, 0); };
         const i64 state = i64{head} * kK * kV;
         const float* last_gradient =
@@ -189,8 +190,8 @@ wkv_backward_chunks(const Value* __restrict__ gy,            // [B, T, H, V]
         Gradients{tensors, &shared_index, scale}.clear_padding();
         if (index.chunk >= 0) Gradients{tensors, &shared_index, scale}.copy_keys(index);
         if constexpr (kPdl) kgen::griddepcontrol_wait(states);
-        // Two blocks of an SM go through the same phases, which use different units. If they ran in step, they would
-        // compete for one unit after the other.
+        // The two blocks of an SM go through the same phases, and each phase uses another unit of the SM. If the blocks
+        // ran in step, they would compete for each of these units.
         if constexpr (kStaggerKcycles > 0)
             if (static_cast<int>(blockIdx.x) >= kgen::sm_count())
                 kgen::sleep_cycles(1000 * kStaggerKcycles);

@@ -5,8 +5,8 @@
 //
 //     wkv_backward_states  loops over the steps of a sequence, forward with the state and backward with its gradient,
 //                          and writes both at the ends of chunks
-//     wkv_backward_chunks  all gradients of a chunk from these; one block per chunk slot, or, if kSequential, one block
-//                          per sequence and head that loops backward over its chunks
+//     wkv_backward_chunks  computes all gradients of a chunk from both; one block per chunk slot, or, if kSequential,
+//                          one block per sequence and head that loops backward over its chunks
 //     wkv_backward_reduce  gu, and wkv5's gw
 //
 // Shared memory and barriers: kgen/wkv/state_loop.cuh, kgen/wkv/chunk_memory.cuh.

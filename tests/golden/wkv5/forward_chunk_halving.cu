@@ -4,8 +4,8 @@
 // wkv5 and wkv6 forward on tensor cores, in a time that does not depend on the decays: a block loops over the chunks of
 // one head, or of one segment of its steps, with kBlockV value features of the state in registers.
 //
-//     wkv_segment_states  the state each segment but the last one adds, and its product of decays
-//     wkv_forward         y; a segment's initial state comes from the segments before it
+//     wkv_segment_states  what each segment but the last adds to the state, and the segment's product of decays
+//     wkv_forward         y; the state before a segment comes from the segments before it
 //
 // Shared memory and barriers: kgen/chunked/chunk_halving.cuh; decays within a chunk: kgen/chunked/halving_decay.cuh.
 #include "kgen/chunked/chunk_halving.cuh"
@@ -28,12 +28,12 @@ constexpr int kValueWarps = 4;  // warps side by side along the value features
 constexpr int kKeyWarps = 1;      // warps that split the keys of these features
 constexpr int kStages = 5;           // chunks in shared memory
 constexpr int kBuffers = 2;         // for rows with decays
-constexpr int kLaneKeys = 1;      // whose decays a lane has: 1 in 16 steps, or 2 in 4 steps
+constexpr int kLaneKeys = 1;      // keys whose decays a lane holds: 1 in 16 steps, or 2 in 4 steps
 constexpr int kCopyBytes = 16;    // bytes of one asynchronous copy
 constexpr int kSegments = 1;       // parts of T, one block each
 constexpr int kMinBlocks = 2;    // blocks per SM that registers leave room for
 
-// Products are as accurate as fp32 if the state is returned.
+// Products are as accurate as fp32 if the final state is returned.
 constexpr bool kReturned = kgen::kPresent<kgen::none>;
 using Decay = kgen::HalvingRows<W, U, kForm, kBuffers, false, kLaneKeys == 2>;
 using Loop = kgen::HalvingLoop<Value, kReturned, kK, kV, kChunk, kValueTiles, kValueWarps, kKeyWarps,

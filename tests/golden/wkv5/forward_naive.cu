@@ -15,7 +15,7 @@ using kgen::wkv::Rows;
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr int kThreads = 64;
 
-// By one thread: a column of a head's state, step by step.
+// One thread computes a column of a head's state, step by step.
 KGEN_DEVICE void forward(i64 N, i64 T, i64 H, i64 K, i64 V, const void* cu_seqlens,
                          i64 cu_seqlens_itemsize, Rows<const Value> r, Rows<const Value> k,
                          Rows<const Value> v, Rows<const W> w, const U* u,

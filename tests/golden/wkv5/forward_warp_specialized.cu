@@ -45,11 +45,11 @@ static_assert(!kgen::kPresent<kgen::none>, "a returned state is more accurate");
 static_assert(Config::kK % Config::kVec == 0 && kV % Config::kVec == 0,
               "copies must end with a row");
 
-// By one block: kColumns value features of a head.
+// One block computes kColumns value features of a head.
 KGEN_DEVICE void forward(i64 T, i64 H, const Offset* cu_seqlens, Rows<const Value> r,
                          Rows<const Value> k, Rows<const Value> v, Rows<const W> w, const U* u,
                          const float* initial_state, Rows<Value> y, float scale) {
-    // 1. The loop over steps of a block's sequence, head and value features.
+    // 1. The loop over the steps of a block's sequence, head and value features.
     const auto loop_of = [&](i64 block) {
         const i64 head = block / kValueBlocks, h = head % H;
         const auto span = kgen::wkv::span_of(cu_seqlens, head / H, T);
@@ -66,11 +66,12 @@ KGEN_DEVICE void forward(i64 T, i64 H, const Offset* cu_seqlens, Rows<const Valu
         return Loop{rows, states, {step_rows(w, span, h), u + h * Config::kK}};
     };
 
-    // 2. The block's own.
+    // 2. Run the loop of this block.
     const Loop loop = loop_of(blockIdx.x);
     if constexpr (Config::kRowCopies) {
         loop([](kgen::RecurrenceStates&) {}, [&] {
-            const Loop again = loop_of(kgen::opaque(static_cast<int>(blockIdx.x)));  // no register through the loop
+            // Computed again, so that it takes no registers during the loop.
+            const Loop again = loop_of(kgen::opaque(static_cast<int>(blockIdx.x)));
             again.run_steps(again.states);
         });
     } else {

@@ -1,7 +1,8 @@
 // Rendered by kgen from templates/wkv_decode/forward_warp_state.cu.jinja
 // config: warp_state(threads=32, split=4, tile=4, run=4, order=values)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, state_indices_dtype=none, decay_form=log
-// wkv5 and wkv6, a few steps of decoding: a warp has columns of a sequence's state in registers, in place.
+// wkv5 and wkv6, a few steps of decoding: a warp holds columns of a sequence's state in registers and updates the pool
+// in place.
 #include "kgen/wkv/naive.cuh"
 #include "kgen/wkv/warp_state.cuh"
 
@@ -35,7 +36,7 @@ KGEN_DEVICE Step step_of(const State& state, const Rows<const Value>& r, const R
     return step;
 }
 
-// y, then S = D S + k v^T; rows that are not there stay 0 beside an Inf of v.
+// Computes y, then S = D S + k v^T. Rows that do not exist are set to 0: with an Inf in v they would become NaN.
 KGEN_DEVICE void advance(State& state, const Step& step, const State::Keys& u, float scale,
                          float (&y)[State::kTile]) {
     state.read(step.r, y);
@@ -61,7 +62,7 @@ KGEN_DEVICE void advance(State& state, const Step& step, const State::Keys& u, f
         }
 }
 
-// By one warp: all steps of a sequence's head, for some columns of its state.
+// One warp computes all steps of a sequence's head, for some columns of the state.
 KGEN_DEVICE void decode(i64 B, i64 S, i64 T, i64 H, const Rows<const Value>& r,
                         const Rows<const Value>& k, const Rows<const Value>& v,
                         const Rows<const W>& w, const U* u, const kgen::wkv::StatePool& pool,
@@ -107,8 +108,8 @@ KGEN_DEVICE void decode(i64 B, i64 S, i64 T, i64 H, const Rows<const Value>& r,
 
 }  // namespace
 
-// With a minimum of one block per SM ptxas keeps all of a warp in registers; without, it aims at more warps and
-// may spill a few bytes.
+// With a minimum of one block per SM ptxas keeps all values of a warp in registers. Without the minimum it aims at more
+// warps and may spill a few bytes.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 wkv_decode(const Value* __restrict__ r,              // [B, T, H, K]
            const Value* __restrict__ k,              // [B, T, H, K]

@@ -3,8 +3,8 @@
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 backward, states in registers. All sums are in a fixed order.
 //
-//     wkv_backward_rv      gr, forward in time, which writes checkpoints of the state; gv and the gradient of the
-//                          initial state, backward in time, by other blocks of the same launch
+//     wkv_backward_rv      some blocks compute gr, forward in time, and write checkpoints of the state; other blocks of
+//                          the same launch compute gv and the gradient of the initial state, backward in time
 //     wkv_backward_kw      gk, gw and parts of gu, backward in time from checkpoint to checkpoint
 //     wkv_backward_reduce  gu, and wkv5's gw
 //
@@ -169,7 +169,8 @@ wkv_backward_rv(const Value* __restrict__ gy,             // [B, T, H, V]
 
 KGEN_EXPORT(wkv_backward_rv);
 
-// Packed sequences: without a number of blocks ptxas chooses 168 registers for a third block, and spills 72 bytes.
+// Packed sequences: without a minimum number of blocks ptxas chooses 168 registers, to fit a third block, and spills 72
+// bytes.
 extern "C" __global__ void __launch_bounds__(KeyLoop::kThreads, kgen::kPresent<Offset> ? 1 : 0)
 wkv_backward_kw(const Value* __restrict__ gy,                 // [B, T, H, V]
                 const Value* __restrict__ r,                  // [B, T, H, K]

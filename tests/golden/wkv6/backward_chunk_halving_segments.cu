@@ -103,7 +103,7 @@ KGEN_DEVICE void sum_segment(i64 N, i64 T, i64 H, const Offset* cu_seqlens, cons
     using Sums = kgen::wkv6::SegmentStates<SumConfig, Gradient>;
     kgen::wkv::SegmentBlock<kSegments, kSegments - 1, kValueBlocks, 32> block(blockIdx.x / 2);
     const i64 h = block.head % H, place = block.place() + (Gradient ? N * H * (kSegments - 1) : 0);
-    if (Gradient) ++block.segment;  // all but the first one
+    if (Gradient) ++block.segment;  // all segments but the first
     const int value = block.columns * SumConfig::kColumns;
     const Span span = block.own(span_of(cu_seqlens, block.head / H, T));
     auto value_steps = step_pointer(values, span, h);
@@ -131,7 +131,8 @@ wkv_segment_states(const Value* __restrict__ gy,           // [B, T, H, V]
                    i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
                    float scale) {
     const Rows<const W> w_rows{w, w_stride_B, w_stride_T, w_stride_H};
-    // Blocks of neighbouring segments are neighbours, because they read the same w.
+    // Blocks for the state and blocks for its gradient alternate, so that blocks that read the same w are near each
+    // other.
     if (blockIdx.x % 2 == 0) {
         sum_segment<false>(N, T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
                            {v, v_stride_B, v_stride_T, v_stride_H}, w_rows, segment_sums, segment_decays, 1.0f);

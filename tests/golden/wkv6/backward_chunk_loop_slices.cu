@@ -1,17 +1,17 @@
 // Rendered by kgen from templates/wkv/backward_chunk_loop_slices.cu.jinja
 // config: chunk_loop_slices(copy_bytes=16, min_blocks=1, chunk=32, block_v=64, stages=3, sequential_chunks=false, key_slices=2, value_slices=2)
 // problem: K=256, V=256, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
-// wkv5 and wkv6 backward on tensor cores, in slices: a block has K / key_slices keys and V / value_slices values of a
-// head, for heads whose whole state would exceed a block's shared memory. All sums are in a fixed order.
+// wkv5 and wkv6 backward on tensor cores, in slices: a block has K / key_slices keys and V / value_slices value
+// features of a head, for heads whose whole state would exceed a block's shared memory. All sums are in a fixed order.
 //
 //     wkv_backward_states      loops over the steps, forward with the state and backward with its gradient, and writes
 //                              both at the ends of chunks
-//     wkv_backward_chunks      all gradients of a chunk and slice from these, as terms in fp32
+//     wkv_backward_chunks      computes the slice's terms of all gradients of a chunk from both, in fp32
 //     wkv_backward_reduce      gu, and wkv5's gw
-//     wkv_backward_add_slices  gr, gk, gv and wkv6's gw
+//     wkv_backward_add_slices  adds the slices' terms: gr, gk, gv and wkv6's gw
 //
-// Terms of slices are [B, T, H, value_slices, K] of keys, [B, T, H, key_slices, V] of values. Sequences are batch rows
-// or packed. Shared memory and barriers: kgen/wkv/state_loop.cuh, kgen/wkv/chunk_memory.cuh.
+// Terms of gr, gk and gw are [B, T, H, value_slices, K], terms of gv are [B, T, H, key_slices, V]. Sequences are batch
+// rows or packed. Shared memory and barriers: kgen/wkv/state_loop.cuh, kgen/wkv/chunk_memory.cuh.
 #include "kgen/wkv/chunked_backward.cuh"
 #include "kgen/wkv/slices.cuh"
 

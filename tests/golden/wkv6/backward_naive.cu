@@ -22,7 +22,7 @@ constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr int kThreads = 64;
 constexpr int kChunk = 16;  // steps between two checkpoints of the state
 
-// By one thread: gv of a value feature of a head, backward in time.
+// One thread computes gv of a value feature of a head, backward in time.
 KGEN_DEVICE void backward_v(i64 N, i64 T, i64 H, i64 K, i64 V, const void* cu_seqlens,
                             i64 cu_seqlens_itemsize, Rows<const Value> gy, Rows<const Value> r,
                             Rows<const Value> k, Rows<const W> w, const U* u,
@@ -58,7 +58,7 @@ KGEN_DEVICE void backward_v(i64 N, i64 T, i64 H, i64 K, i64 V, const void* cu_se
         for (i64 i = 0; i < K; ++i) ginitial_state[first + i * V] = gradient[i * V];
 }
 
-// By one thread: gr, gk, gw and a part of gu of a key of a head. put_w(span, t, h, key, gw) gets gw_t.
+// One thread computes gr, gk, gw and a part of gu of a key of a head. put_w(span, t, h, key, gw) receives gw_t.
 template <class PutW>
 KGEN_DEVICE void backward_rkw(i64 N, i64 T, i64 H, i64 K, i64 V, const void* cu_seqlens,
                               i64 cu_seqlens_itemsize, Rows<const Value> gy, Rows<const Value> r,
@@ -72,7 +72,8 @@ KGEN_DEVICE void backward_rkw(i64 N, i64 T, i64 H, i64 K, i64 V, const void* cu_
     const i64 head = column / K, key = column % K, h = head % H;
     const auto span = kgen::wkv::span_of(cu_seqlens, cu_seqlens_itemsize, head / H, T);
     const i64 size = K * V, chunks = kgen::ceil_div(span.steps, static_cast<i64>(kChunk));
-    // Packed sequences begin anywhere: each has room for one chunk more than begin before it.
+    // Packed sequences begin at any step, so that each sequence before this one may have a partial chunk: one chunk
+    // more per sequence is reserved.
     const i64 chunks_before = cu_seqlens_itemsize == 0
                                   ? head * chunks
                                   : h * (T / kChunk + N) + span.first / kChunk + head / H;

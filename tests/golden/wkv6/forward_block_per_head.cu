@@ -41,7 +41,7 @@ constexpr int kValueBlocks = kgen::ceil_div(kV, Config::kColumns);
 
 static_assert(kK % Config::kVec == 0 && kV % Config::kVec == 0, "copies must end with a row");
 
-// By one block: kColumns value features of a head.
+// One block computes kColumns value features of a head.
 KGEN_DEVICE void forward(i64 T, i64 H, const Offset* cu_seqlens, Rows<const Value> r,
                          Rows<const Value> k, Rows<const Value> v, Rows<const W> w, const U* u,
                          const float* initial_state, Rows<Value> y, float* final_state,

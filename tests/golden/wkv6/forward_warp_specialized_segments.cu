@@ -3,8 +3,9 @@
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 forward for few heads: forward_warp_specialized with segments of T that run at the same time; bf16.
 //
-//     wkv_segment_states  the state each segment but the last one adds, and its product of decays
-//     wkv_forward         y; where an output is not finite, all steps up to it once more, one by one
+//     wkv_segment_states  what each segment but the last adds to the state, and the segment's product of decays
+//     wkv_forward         y of a segment; if an output is not finite, the block computes all steps of the sequence up
+//                         to the segment's end again, one by one
 //
 // Formulas, shared memory and barriers: kgen/wkv6/segment_states.cuh, kgen/wkv6/specialized_loop.cuh.
 #include "kgen/primitives/pdl.cuh"
@@ -63,7 +64,7 @@ constexpr int kStateBlocks = kgen::ceil_div(kV, StateConfig::kColumns);
 constexpr int kValueBlocks = kgen::ceil_div(kV, Loop::kColumns);
 constexpr i64 kStateSize = i64{Config::kK} * kV;
 
-// Of a launch with `Launched` segments of a head, and `Columns` blocks of value features.
+// The place of a block in a launch with `Launched` segments per head and `Columns` blocks of value features.
 template <int Launched, int Columns>
 using SegmentBlock = kgen::wkv::SegmentBlock<kSegments, Launched, Columns, States::kChunk>;
 
@@ -71,8 +72,8 @@ static_assert(!kgen::kPresent<kgen::none>, "a returned state is more accurate");
 static_assert(Config::kK % Config::kVec == 0 && kV % Config::kVec == 0,
               "copies must end with a row");
 
-// The states before the steps that a block computes one by one: those of its sequence, or what the steps before them
-// left in shared memory.
+// The state before the steps that a block computes one by one: the initial state of the sequence, or the state that
+// earlier steps left in shared memory.
 struct StepStates {
     const float* initial_state;  // from the block's first value feature on, or null
     bool after_earlier_steps;
@@ -88,7 +89,7 @@ struct StepStates {
     KGEN_DEVICE void store_final(int, int, float) const {}
 };
 
-// By one block: the state that a segment adds, for up to 64 value features of a head.
+// One block computes what a segment adds to the state, for up to 64 value features of a head.
 KGEN_DEVICE void sum_segment(i64 T, i64 H, const Offset* cu_seqlens, Rows<const Value> k,
                              Rows<const Value> v, Rows<const W> w, float* segment_states,
                              float* segment_decays) {
@@ -106,7 +107,7 @@ KGEN_DEVICE void sum_segment(i64 T, i64 H, const Offset* cu_seqlens, Rows<const 
     states();
 }
 
-// By one block: y of a segment, kColumns value features of a head.
+// One block computes y of a segment, kColumns value features of a head.
 KGEN_DEVICE void forward(i64 T, i64 H, const Offset* cu_seqlens, const Rows<const Value>& r,
                          const Rows<const Value>& k, const Rows<const Value>& v,
                          const Rows<const W>& w, const U* u, const float* initial_state,
@@ -133,14 +134,16 @@ KGEN_DEVICE void forward(i64 T, i64 H, const Offset* cu_seqlens, const Rows<cons
     };
     const auto sequence = [&](const Block& block) { return span_of(cu_seqlens, block.head / H, T); };
 
-    // 2. The segment. Where an output is not finite its steps follow one by one, and before them those that lead to
-    //    the state before the segment; outputs of these go to the segment's first row, which is written again.
+    // 2. The segment. If an output is not finite, the block computes the steps before the segment one by one, which
+    //    gives the state before the segment, and then the segment's steps. The outputs of the steps before the segment
+    //    go to the segment's first row, which is overwritten later.
     const auto wait = [](kgen::RecurrenceStates& states) {
         if constexpr (kPdl) kgen::griddepcontrol_wait(states.segment_sums, states.segment_key_sums);
     };
     const Block block(blockIdx.x);
     loop_over(block, block.own(sequence(block)))(wait, [&] {
-        const Block again(kgen::opaque(static_cast<int>(blockIdx.x)));  // no register through the loop
+        // Computed again, so that it takes no registers during the loop.
+        const Block again(kgen::opaque(static_cast<int>(blockIdx.x)));
         const Loop own = loop_over(again, again.own(sequence(again)));
         StepStates states{};
         states.initial_state = own.states.initial_state;

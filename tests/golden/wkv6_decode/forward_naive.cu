@@ -16,7 +16,7 @@ using kgen::wkv::Rows;
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr int kThreads = 64;
 
-// By one thread: a column of a head's state, step by step.
+// One thread computes a column of a head's state, step by step.
 KGEN_DEVICE void decode(i64 B, i64 S, i64 T, i64 H, i64 K, i64 V, const Rows<const Value>& r,
                         const Rows<const Value>& k, const Rows<const Value>& v,
                         const Rows<const W>& w, const U* u, const kgen::wkv::StatePool& pool,

@@ -1,7 +1,7 @@
 // Rendered by kgen from templates/wkv7_decode/forward_warp_state.cu.jinja
 // config: warp_state(threads=32, split=4, tile=4, run=4, order=values)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, state_indices_dtype=none, decay_form=clamp
-// wkv7, a few steps of decoding: a warp has columns of a sequence's state in registers, in place.
+// wkv7, a few steps of decoding: a warp holds columns of a sequence's state in registers and updates the pool in place.
 #include "kgen/wkv/warp_state.cuh"
 #include "kgen/wkv7/decay.cuh"
 
@@ -40,7 +40,8 @@ KGEN_DEVICE Step step_of(const State& state, const Inputs& of, i64 t) {
     return step;
 }
 
-// S = D S + b (a S)^T + k v^T, then y; rows that are not there stay 0 beside an Inf of v or sa.
+// Computes S = D S + b (a S)^T + k v^T, then y. Rows that do not exist are set to 0: with an Inf in v or sa they would
+// become NaN.
 KGEN_DEVICE void advance(State& state, const Step& step, float scale, float (&y)[State::kTile]) {
     float sa[State::kTile];
     state.read(step.a, sa);
@@ -64,8 +65,8 @@ KGEN_DEVICE void advance(State& state, const Step& step, float scale, float (&y)
 
 }  // namespace
 
-// With a minimum of one block per SM ptxas keeps all of a warp in registers; without, it aims at more warps and
-// may spill a few bytes.
+// With a minimum of one block per SM ptxas keeps all values of a warp in registers. Without the minimum it aims at more
+// warps and may spill a few bytes.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 wkv7_decode(const Value* __restrict__ r,              // [B, T, H, K]
             const W* __restrict__ w,                  // [B, T, H, K]

@@ -5,7 +5,7 @@
 
 namespace kgen {
 
-// Complex numbers. Functions of the transforms keep real and imaginary parts in arrays of their own instead.
+// Returns a * b of complex numbers. The transforms themselves keep real and imaginary parts in separate arrays.
 KGEN_DEVICE f32x2 complex_mul(f32x2 a, f32x2 b) {
     return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x};
 }
@@ -65,7 +65,7 @@ KGEN_DEVICE constexpr float first_quadrant_cos(int k) {
 
 }  // namespace detail
 
-// Returns exp(-2 pi i k / 128), for 0 <= k <= 64. A constant, where k is one.
+// Returns exp(-2 pi i k / 128), for 0 <= k <= 64. The result is a constant if k is one.
 KGEN_DEVICE constexpr f32x2 root_of_128(int k) {
     return {k <= 32 ? detail::first_quadrant_cos(k) : -detail::first_quadrant_cos(64 - k),
             -detail::first_quadrant_cos(k <= 32 ? 32 - k : k - 32)};

@@ -17,8 +17,8 @@ namespace host {
 // The dynamic shared memory of the block that runs.
 class BlockMemory {
 public:
-    // Provides `bytes` that nobody has written, all of the value `unwritten`, to the next block. Returns false if the
-    // system refuses memory.
+    // Provides `bytes` bytes to the next block, all with the value `unwritten`. Returns false if the system refuses
+    // memory.
     bool make(u64 bytes, int unwritten) {
         begin_ = allocate(bytes);
         if (!begin_) return false;
@@ -45,8 +45,8 @@ public:
     }
 
     // --- the async proxy ---
-    // Its view is a second copy of the memory, which ordinary writes reach at a fence. (On a GPU a fence covers the
-    // writes of its own thread; here it covers those of the whole block.)
+    // The async proxy's view is a second copy of the memory, which ordinary writes reach at a fence. (On a GPU a fence
+    // covers the writes of its own thread; here it covers the writes of the whole block.)
 
     char* async_proxy_view(const void* address) {
         if (async_view_.empty()) async_view_.assign(bytes_, char(unwritten_));
@@ -89,7 +89,7 @@ private:
     }
 
 private:
-    // Kept between blocks; a canary after it detects writes past the end.
+    // The memory is kept between blocks; a canary after it detects writes past the end.
     char* allocate(u64 bytes) {
         kept_.resize(bytes + kSmemAlignment + kCanaryBytes);
         const auto address = reinterpret_cast<__UINTPTR_TYPE__>(kept_.data());

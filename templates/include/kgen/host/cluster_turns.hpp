@@ -1,7 +1,8 @@
 // Scheduling of the blocks of a cluster, which run in turns on one OS thread. Part of runtime.cpp.
 //
 // Each block has its own worker. A turn ends when all threads of the block wait at the cluster barrier or have
-// returned, or when none can run before other blocks arrive at a counter, or after an arrival there. There are no locks, and a seed gives the same order every time.
+// returned, when no thread can run before other blocks arrive at a counter, or after an arrival at a counter. There are
+// no locks, and a seed gives the same order every time.
 #pragma once
 
 #include <memory>

@@ -30,7 +30,7 @@ __thread ThreadView* current_thread = nullptr;
 
 namespace {
 
-// Workers are kept between launches, for their stacks, until the module is closed.
+// Workers are kept between launches, to reuse their stacks, until the module is closed.
 class IdleWorkers {
 public:
     std::unique_ptr<Worker> take() {
@@ -241,7 +241,7 @@ void defer_wait(u32 pending) {
         ++done;
     }
     me.work.erase(me.work.begin(), me.work.begin() + static_cast<std::ptrdiff_t>(done));
-    if (done > 0) me.work_fenced = false;  // the thread may have changed their registers since
+    if (done > 0) me.work_fenced = false;  // from here on the thread may change the accumulators
 }
 
 void mbarrier_init(void* barrier, u32 arrivals) {

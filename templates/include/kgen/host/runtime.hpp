@@ -11,9 +11,10 @@ namespace host {
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-// Memory that a kernel with programmatic dependent launch shares with an earlier kernel. Its arguments point to `shown`,
-// whose content is no result; griddepcontrol_wait turns a pointer into one to `actual`. So a kernel that does not wait,
-// or not soon enough, computes with wrong numbers. Mirrored by `_Early` in kgen/runtime/host.py.
+// Memory that a kernel with programmatic dependent launch shares with an earlier kernel. The kernel's arguments point
+// to `shown`, which does not contain the earlier kernel's results; griddepcontrol_wait replaces a pointer into `shown`
+// by the pointer into `actual`. A kernel that does not wait, or waits too late, therefore computes with wrong numbers.
+// Mirrored by `_Early` in kgen/runtime/host.py.
 struct Early {
     char* shown;
     char* actual;
@@ -35,9 +36,9 @@ struct Launch {
     u32 pdl;  // one of Pdl
 };
 
-// How a launch treats griddepcontrol_wait. `kEndAtWait`: the launch is what a kernel does before the kernels before it
-// have ended. Each thread ends at its wait, and a thread that others leave alone ends where it is; no fault is reported.
-// A caller compares memory before and after. Mirrored by kgen/runtime/host.py.
+// How a launch treats griddepcontrol_wait. `kEndAtWait`: the launch executes only the part of a kernel that may run
+// before the earlier kernels have ended. Each thread ends at its wait; a thread that waits for threads that have ended
+// ends, too; no fault is reported. The caller compares memory before and after. Mirrored by kgen/runtime/host.py.
 enum Pdl : u32 {
     kNoPdl = 0,
     kMustWait = 1,  // a block in which no thread waits is a fault
@@ -108,7 +109,7 @@ void bulk_wait(u32 pending);
 // Makes the block's writes to shared memory visible to bulk copies and wgmma.
 void fence_proxy_async();
 
-// griddepcontrol_wait of the running thread, and the pointer that it makes of `pointer`.
+// griddepcontrol_wait of the running thread; and the pointer that replaces `pointer` after it (see Early).
 void grid_wait();
 void* after_grid_wait(void* pointer);
 
@@ -147,7 +148,7 @@ inline void call_kernel(void (*kernel)(P...), void** args, Indices<I...>) {
 }
 
 // Writes the sizes of a kernel's parameters to the place of the launch's message, as "8 8 4". A caller compares them
-// with its arguments: those that are missing would be read, too.
+// with its arguments, because a launch with too few arguments would read beyond the list.
 int list_parameters(const Launch* launch, const u32* bytes, u32 count);
 
 // Restores the type of a kernel and calls it.
@@ -161,7 +162,7 @@ void invoke_kernel(AnyKernel kernel, void** args) {
 template <class... P>
 inline int launch_kernel(void (*kernel)(P...), const Launch* launch, void** args) {
     if (!args && launch->block[0] == 0) {
-        const u32 bytes[] = {sizeof(P)..., 0};  // 0: an array has an element at least
+        const u32 bytes[] = {sizeof(P)..., 0};  // 0: an array needs at least one element
         return list_parameters(launch, bytes, sizeof...(P));
     }
     return run(launch, &invoke_kernel<P...>, reinterpret_cast<AnyKernel>(kernel), args);

@@ -43,20 +43,21 @@ public:
     std::string resume();
 
     bool waits_at_barrier() const { return in_cluster_ == job_->block_threads; }
-    // Whether the block goes on after other blocks had their turn.
+    // Whether the block continues after other blocks had their turn.
     bool waits_for_cluster() const { return waits_at_barrier() || rests_ || !at_counter_.empty(); }
-    // Whether the block can go on where it waits; a block at the cluster barrier can if all are there.
+    // Whether the block can continue after an arrival at a counter, or because a counter has its value. A block at the
+    // cluster barrier can continue when all blocks are there, which the caller checks.
     bool can_resume() const;
 
     // Drops threads that will not continue.
     void abandon() { stacks_.take_all_back(); }
 
-    // Ends a block whose threads stop at griddepcontrol_wait. Their bulk stores may have been carried out.
+    // Ends a block whose threads stop at griddepcontrol_wait. Carries out their pending bulk stores, as a GPU may do.
     void end_early_block();
 
     std::string describe_left_alone() const;
 
-    // --- what the running thread asks for ---
+    // --- operations of the running thread ---
 
     const Launch* launch() const { return job_->launch; }
     int unwritten() const { return unwritten_byte(job_->launch->seed); }
@@ -95,7 +96,8 @@ private:
 
     // --- blocks and fibers: worker_blocks.hpp ---
 
-    // Allocates for the blocks of the job and sets what is the same for all of them.
+    // Allocates the stacks and thread records for the blocks of the job, and sets the fields that are the same for all
+    // blocks.
     bool prepare();
     std::string run_block(u64 block);
     // Runs the threads of a block until none can continue; false if there is no memory.
@@ -103,7 +105,7 @@ private:
     bool ends_at_wait() const { return job_->launch->pdl == kEndAtWait; }
     // Ends the running thread in the middle of the kernel.
     [[noreturn]] void end_thread();
-    // Returns the fault of a block of which no thread can continue, or nothing.
+    // Called when no thread of a block can continue. Returns the block's fault, or nothing.
     std::string end_block();
     // As end_block, for a block that may wait for its cluster.
     std::string after_turn();
@@ -119,7 +121,7 @@ private:
 
     // --- barriers and warp exchanges: worker_waits.hpp ---
 
-    // The barrier, at which a thread is about to arrive; and one arrival.
+    // Returns the barrier at which a thread is about to arrive; and counts one arrival.
     Barrier& barrier_at(u32 id, u32& count);
     void arrive(Barrier& barrier);
 
@@ -170,8 +172,8 @@ private:
     u32 cluster_rank_ = 0;
     u32 in_cluster_ = 0;        // threads at the cluster barrier
     bool passed_cluster_barrier_ = false;
-    bool rests_ = false;               // after an arrival at a counter
-    std::vector<Thread*> at_counter_;  // threads that wait for one
+    bool rests_ = false;               // pauses after an arrival at a counter
+    std::vector<Thread*> at_counter_;  // threads that wait for a counter
 };
 
 }  // namespace host

@@ -50,7 +50,7 @@ inline std::string Worker::begin(u64 block) {
     return after_turn();
 }
 
-// Continues a block that waited for others.
+// Continues a block that waited for other blocks.
 inline std::string Worker::resume() {
     if (!waits_at_barrier()) {
         rests_ = false;
@@ -84,7 +84,8 @@ inline std::string Worker::resume() {
     return after_turn();
 }
 
-// Allocates for the blocks of the job and sets what is the same for all of them.
+// Allocates the stacks and thread records for the blocks of the job, and sets the fields that are the same for all
+// blocks.
 inline bool Worker::prepare() {
     const Launch& launch = *job_->launch;
     const u32 count = job_->block_threads;
@@ -141,12 +142,12 @@ inline bool Worker::start_block(u64 block) {
     waited_for_grid_ = false;
     ready_.clear();
     for (u32 i = 1; i < count; ++i) ready_.push_back(order_[i]);
-    main_.stack_low = nullptr;  // learnt by the first fiber
+    main_.stack_low = nullptr;  // set by the first fiber
     start(*order_[0], main_);
     return true;
 }
 
-// Returns the fault of a block of which no thread can continue, or nothing.
+// Called when no thread of a block can continue. Returns the block's fault, or nothing.
 inline std::string Worker::end_block() {
     if (ends_at_wait()) {
         end_early_block();
@@ -219,7 +220,7 @@ KGEN_FIBER_ROOT inline void Worker::run_threads() {
     }
 }
 
-// Its stack is not given back before the block ends, because a thread that starts now could get it.
+// The thread's stack is not given back before the block ends, because a thread that starts here could get it.
 inline void Worker::end_thread() {
     Thread& me = *self();
     me.state = State::returned;

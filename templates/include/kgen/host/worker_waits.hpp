@@ -13,7 +13,7 @@ inline void Worker::cluster_barrier() {
     suspend();
 }
 
-// The same dynamic shared memory of block `rank` of the cluster.
+// Returns the address in block `rank` of the cluster that corresponds to `shared`.
 inline void* Worker::map_shared_rank(const void* shared, u32 rank) {
     const u32 blocks = peers_ ? job_->launch->reserved : 1;
     if (rank >= blocks) fault("block %u of a cluster that has %u", rank, blocks);
@@ -77,8 +77,8 @@ inline void Worker::arrive(Barrier& barrier) {
 inline void Worker::counter_arrive(int* counter) {
     ++*counter;
     if (!peers_ || job_->launch->seed % 2 == 0) return;
-    // All threads of the block stop, also those that have not arrived: a block whose arrival comes before the writes
-    // that it announces has not made them when other blocks read.
+    // All threads of the block pause, also those that have not arrived: if a block arrives before it has made the
+    // writes that it announces, the writes are still missing when other blocks read.
     Thread* me = self();
     ready_.push_front(me);
     rests_ = true;
@@ -125,7 +125,7 @@ inline u64 Worker::exchange(Exchange operation, u32 mask, u32 source, u64 value)
     waiting_[warp] &= ~wanted;
     Thread* lanes = &threads_[warp * kWarpSize];
     if (job_->launch->seed == 0) {
-        // Continue this warp first: its stacks are in the cache.
+        // This warp continues first: its stacks are in the cache.
         for (u32 i = kWarpSize; i-- > 0;)
             if ((wanted >> i & 1) && i != lane) ready_.push_front(&lanes[i]);
         return me->result;

@@ -7,11 +7,12 @@
 //        the round), add them in fp32, and store the state as T in shared memory.
 //     3. Each CTA's reducer warps compute their share of the next round's carry, or of the final state.
 //
-// The consumers wait for other CTAs only where they need the state. A state has the rounding error of each sum.
+// The consumers wait for other CTAs only where they need the state. A state has the bf16 rounding error of each sum.
 //
 // Layout: sums, carries and states are SwizzledPanels (wgmma.cuh), so an element has one offset in all of them.
-// A carry must be exact, and so must the sums that enter it: they are fp32 numbers in two planes. The upper
-// plane is the number rounded to bf16, the other one the remainder to the fp32 number, as a 16-bit integer.
+// A carry must be exact, and so must the sums that enter it: they are fp32 numbers in two planes. The first plane
+// holds the number rounded to bf16, the second the remainder: the 16-bit difference between the bits of the fp32
+// number and the bits of the rounded number.
 //
 // Synchronisation:
 //     - kSumsWritten (named barrier): the consumers arrive, the first reducer warp waits.
@@ -67,7 +68,7 @@ class GatherExchange {
     static constexpr int kKeys = (Keys + 63) / 64 * 64;
     using Layout = SwizzledPanels<kKeys>;
     static constexpr int kSum = kKeys * BlockV;
-    static constexpr int kVec = 8;                   // elements of 16 bytes
+    static constexpr int kVec = 8;                   // elements per 16 bytes
     static constexpr int kStripe = Reducers * kVec;  // elements of one vector of each reducer thread
     static constexpr int kVectors = kSum / kStripe;  // of a reducer thread
     static constexpr int kEightRows = 8 * 64;        // elements of a panel
@@ -175,8 +176,8 @@ public:
     }
 
 private:
-    // sum: a CTA's sum of a round; carry: the carry of a round; `rest`: its remainders instead of its bf16 numbers.
-    // carries: whether the round has a carry.
+    // sum: a CTA's sum of a round; carry: the carry of a round. With `rest` they return the plane of remainders instead
+    // of the plane of bf16 numbers. carries: whether the round has a carry.
     KGEN_DEVICE T* sum(int round, bool rest, int cta) const {
         return sums_ + ((round % 2 * 2 + rest) * Ctas + cta) * kSum;
     }
@@ -234,7 +235,7 @@ private:
         const auto start = [&](int first, int step) {
             const int cta = step % Most, vec = step / Most;
             Vec<u32, 4>& slot = ring[step % kSlots];
-            if (cta > Most / 2) slot = {};  // this CTA's sum may not exist; it is added nevertheless
+            if (cta > Most / 2) slot = {};  // if this CTA's sum does not exist, zeros are added
             detail::load_vec_if(
                 first + vec < kVectors && (cta <= Most / 2 || cta < count), slot,
                 reinterpret_cast<const Vec<u32, 4>*>(cta_sums + cta * kSum + vec * kStripe));
@@ -308,7 +309,7 @@ private:
         }
     }
 
-    // Calls body(offset) for this thread's vectors of a state whose vectors all CTAs of the head share out.
+    // Calls body(offset) for this thread's vectors of a state. The vectors are divided among all CTAs of the head.
     template <class Body>
     KGEN_DEVICE void for_own_vectors(Body body) const {
 #pragma unroll 1

@@ -45,7 +45,8 @@
 #if defined(KGEN_ASAN)
 #define __shared__ static
 #else
-// `used`: a compiler takes what nobody writes for 0, but the host layer fills it.
+// `used`: without it the compiler assumes that an array which the module never writes is 0, but the host layer fills
+// the memory.
 #define __shared__ static __thread __attribute__((used))
 #endif
 

@@ -21,7 +21,7 @@ KGEN_DEVICE void cp_async_partial(void* shared, const void* global, u32 source_b
     static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "a copy moves 4, 8 or 16 bytes");
 #if KGEN_HOST
     host::check_aligned(shared, Bytes, "cp_async target");
-    if (source_bytes > 0)  // else it is not read: an H200 takes any address then
+    if (source_bytes > 0)  // otherwise the source is not read, and an H200 accepts any address
         host::check_aligned(global, Bytes, "cp_async source");
     host::copy_async(shared, global, Bytes, source_bytes);
 #elif KGEN_ARCH >= 800

@@ -9,16 +9,16 @@
 //     barrier.wait(warp);                                 // then they see the writes of all CTAs of the group
 //
 // Data layout: counters are i32 [groups][kGridBarrierStride], a cache line each. Their content does not have to be
-// kept between launches. The kernel may start before the one that clears the counters has ended (pdl.cuh): a CTA
-// waits for that at its first arrival.
+// kept between launches. The kernel with the barrier may start before the kernel that clears the counters has ended
+// (pdl.cuh): each CTA waits for the clearing kernel before it arrives.
 //
-// Forward progress. A kernel that exports itself with KGEN_EXPORT_CTA_GROUPS is launched as a cooperative one: no CTA
-// starts before the GPU has room for all, whatever other kernels run, in whatever order CTAs start. It is refused
-// before its launch if the device, as the process sees it, can never have that room: a MIG instance, a share of MPS, or
-// a smaller GPU takes another kernel.
+// Forward progress. A kernel that exports itself with KGEN_EXPORT_CTA_GROUPS is launched as a cooperative kernel: no
+// CTA starts before the GPU has room for all of them, whatever other kernels run, in whatever order CTAs start. The
+// launch is refused if the device that the process sees (such as a MIG instance, an MPS share or a smaller GPU) can
+// never have that room; another kernel is then used.
 //
-// On the host a group is a cluster (KGEN_EXPORT_CTA_GROUPS): its CTAs run in turns that end where they wait for the
-// counter. In two of the four orders of a certificate a turn also ends at an arrival.
+// On the host a group is a cluster (KGEN_EXPORT_CTA_GROUPS): its CTAs run in turns, and a turn ends where a CTA waits
+// for the counter. In two of the four thread orders of a verification a turn also ends at an arrival.
 #pragma once
 
 #include "kgen/primitives/block.cuh"
@@ -94,12 +94,12 @@ public:
 
 private:
     i32* counter_;
-    i32 awaited_;  // arrivals after all waits so far
+    i32 awaited_;  // the counter's value that the last wait waited for
 };
 
 // A barrier of all threads of the CTAs of a group, split into arrive and wait. After its wait a thread sees what all
-// of them wrote before they arrived. One warp arrives and waits for its CTA: a release at GPU scope stalls until all
-// writes are in L2, and so only that warp stalls. A wait must follow every arrival before the next one.
+// these threads wrote before they arrived. One warp arrives and waits for its CTA: a release at GPU scope stalls until
+// all writes are in L2, and so only that warp stalls. Every arrival must be followed by a wait before the next arrival.
 template <int Blocks>
 class GridBarrier {
 public:
@@ -109,8 +109,8 @@ public:
     template <int Threads>
     KGEN_DEVICE void arrive(int warp) const {
         griddepcontrol_wait();  // for the kernel that cleared the counter
-        // Named barrier 1 makes the writes of the other warps visible to this warp; they do not wait. A release
-        // covers all that its thread has seen.
+        // Named barrier 1 makes the writes of the other warps visible to this warp; the other warps do not wait. A
+        // release covers all writes that its thread has seen.
         if (thread_rank() / kWarpSize != warp) return named_barrier_arrive<Threads>(1);
         named_barrier_sync(1, Threads);
         if (lane_id() == 0) counter_.arrive();

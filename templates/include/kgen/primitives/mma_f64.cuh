@@ -10,8 +10,9 @@
 //
 // as (row, column). A kernel may permute the K columns of A and the K rows of B, if it permutes both in the same way.
 //
-// Hardware: one instruction on sm_90, two of 8 x 8 x 4 per four of K on sm_80 and later. GPUs for data centres have
-// fp64 tensor cores (sm_80, sm_90, sm_100); on others the same instructions take many times as long.
+// Hardware: one instruction from sm_90 on; on sm_80 to sm_89, two instructions of 8 x 8 x 4 for every four of K. GPUs
+// for data centres have fp64 tensor cores (sm_80, sm_90, sm_100); on others the same instructions take many times as
+// long.
 //
 // Precision: fp64, as a chain of fma. The order of the terms of one instruction is not documented.
 //
@@ -27,7 +28,7 @@ namespace detail {
 
 #if KGEN_HOST
 
-// Operands of a warp's products, of two products in turn: see MmaBoard.
+// Operands of a warp's products. Consecutive products alternate between two halves; see MmaBoard.
 struct MmaBoardF64 {
     double a[2][16][16];  // half, row, column
     double b[2][8][16];   // half, column, row

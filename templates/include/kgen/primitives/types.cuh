@@ -29,7 +29,8 @@ struct f32x2 {
 };
 
 // The element type of an optional tensor that a problem leaves out; its pointer is null. Kernels test kPresent<T>. A
-// kernel is not a template, so that branches that are not taken must compile: hence the conversions.
+// kernel is not a template, so that its branches for absent tensors must compile, too: the conversions are there for
+// these branches.
 struct none {
     none() = default;
     template <class Value>
@@ -37,7 +38,7 @@ struct none {
     KGEN_DEVICE operator float() const { return 0.0f; }
 };
 
-// Whether T is the element type of a tensor that is there.
+// Whether a tensor with element type T is present, which means that T is not `none`.
 template <class T>
 constexpr bool kPresent = true;
 template <>

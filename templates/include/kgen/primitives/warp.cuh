@@ -1,9 +1,9 @@
 // Warp shuffles, votes and reductions.
 //
-// `mask` has the participating lanes; all of them must execute the same call (the host layer reports a lane that does
-// not). `width` divides the warp into segments of 1, 2, 4, ..., 32 lanes. A lane that would read beyond its segment
-// gets its own value; only shfl_xor may read from an earlier segment. Reading from a lane outside `mask` is undefined
-// on a GPU and gives NaN on the host.
+// `mask` is the set of participating lanes; all of them must execute the same call (the host layer reports a lane that
+// does not). `width` divides the warp into segments of 1, 2, 4, ..., 32 lanes. A lane that would read beyond its
+// segment gets its own value; only shfl_xor may read from an earlier segment. Reading from a lane outside `mask` is
+// undefined on a GPU and gives NaN on the host.
 #pragma once
 
 #include "kgen/primitives/core.cuh"
@@ -43,7 +43,7 @@ KGEN_DEVICE T exchange(host::Exchange operation, u32 mask, int source, T value) 
 
 #else
 
-// The intrinsics move 32 bits. 8-byte values take two; smaller ones take a part of one.
+// The intrinsics move 32 bits: 8-byte values take two calls, values of fewer than 4 bytes are padded with zeros.
 template <class T, class Move>
 KGEN_DEVICE T by_words(T value, Move move) {
     static_assert(sizeof(T) <= 8 && sizeof(T) != 3, "shuffles move at most 8 bytes");

@@ -19,9 +19,9 @@
 // wgmma_wait(). Shared memory that other instructions wrote is visible to wgmma after a fence_proxy_async
 // (bulk_copy.cuh) by each thread that wrote and a barrier.
 //
-// On the host a product is computed when it is waited for, from the contents of shared memory at that time; in two of
-// the four orders of a certificate, as the last fence_proxy_async left them. A product needs a wgmma_fence. Rounding is
-// that of mma.cuh.
+// On the host a product is computed when it is waited for. It reads the contents of shared memory at that time; in two
+// of the four thread orders of a verification it reads the contents at the last fence_proxy_async. The host reports a
+// product without a wgmma_fence. Results are rounded as in mma.cuh.
 #pragma once
 
 #include "kgen/primitives/block.cuh"
@@ -113,7 +113,8 @@ struct GroupProduct {
         }
     }
 
-    // The same of two adjacent rows or columns, of which `i` is even. Most of the time of a product is spent here.
+    // Reads the same values of the adjacent rows or columns i and i + 1; `i` is even. Most of the time of a product is
+    // spent here.
     static void take_two(float (&to)[16][2], const T* panels, int rows, bool along_rows, int row,
                          int column, int i) {
         if (!along_rows) {

@@ -2,9 +2,9 @@
 //
 //     gw[columns - 1 - d] = sum over b and t >= d of g[b][t] * x[b][t - d]
 //
-// A block computes the gradient of a channel. The spectrum of g times the conjugate of that of x is the spectrum of
-// their correlation. These products are added over the batch, in the order of the rows, and the sum is transformed
-// back once.
+// A block computes the gradient of a channel. The spectrum of g times the conjugate of the spectrum of x is the
+// spectrum of their correlation. These products are added over the batch, in the order of the rows, and the sum is
+// transformed back once.
 //
 // NaN, Inf, accuracy and shared memory: as in toeplitz_fft.cuh. All rows of a channel have one scale.
 #pragma once
@@ -50,7 +50,7 @@ public:
             finite = g_scale_.is_finite() && x_scale_.is_finite();
         }
         direct.template for_each<kThreads, kWarpSize>(
-            // 16 bits: as in toeplitz_fft.cuh.
+            // 16-bit outputs: see ToeplitzFft::sum_directly.
             [&](int d, int lane) {
                 if (kSquares || !finite) return false;
                 float squares = 0.0f;
@@ -113,7 +113,7 @@ private:
             }
         }
 
-        // 2. Which taps are accurate. Others read the line.
+        // 2. List the taps that may not be accurate, in the line. Other threads may still read the line before.
         sync_block();
         if (!g_scale_.is_finite() || !x_scale_.is_finite()) {
 #pragma unroll
@@ -147,8 +147,8 @@ private:
         x_scale_ = RowScale::of_largest(largest[1]);
     }
 
-    // This thread's part: of the products of the sums of squares of two rows, of the sum of the squares of all outputs,
-    // and of the peaks of spectra.
+    // `operands`: the sum over the batch of the products of the sums of squares of two rows. `energy`: this thread's
+    // part of the sum of the squares of all outputs. The peaks: the largest |X|^2 of this thread's points.
     struct Magnitudes {
         float operands, energy, g_peak, x_peak;
     };
@@ -161,8 +161,8 @@ private:
             re[r] = r * kThreads < left ? to_float(row[r * kThreads]) : 0.0f;
     }
 
-    // The scaled gradient of tap d of each point, or with `squared` the sum of the squares of its terms. Errors of the
-    // rows' products are independent, so that the products of their squares add up.
+    // Computes the scaled gradient of the tap d of each point, or with `squared` the sum of the squares of its terms.
+    // The errors of different batch rows are independent, so that their squares add up in `operands`.
     KGEN_DEVICE Magnitudes correlate(float (&re)[PerThread], bool squared, Sums& totals) {
         Magnitudes found{};
         float im[PerThread];
@@ -182,7 +182,7 @@ private:
                 squares[1] = 0.0f;
 #pragma unroll
                 for (int r = 0; r < PerThread; ++r) squares[1] += re[r] * re[r];
-                // Others read the line, in the transform before.
+                // Other threads may still read the line in the previous transform.
                 sync_block();
                 fft_.forward(re, im);
                 if (operand == 0) {
@@ -235,8 +235,8 @@ private:
 
 }  // namespace detail
 
-// The gradient of the taps of a block's channel. With `Parked` the sum of spectra waits in `workspace`, 2 * Points
-// floats of each block, and not in registers.
+// The gradient of the taps of a block's channel. With `Parked` the sum of spectra is kept in `workspace`, 2 * Points
+// floats per block, instead of registers.
 template <class T, class W, int Points, int PerThread, bool Wide, bool Parked>
 KGEN_DEVICE void tap_gradient_fft(const T* g, const T* x, W* gw, float* workspace, i64 batch,
                                   i64 channels, i64 columns) {

@@ -7,10 +7,10 @@
 // (lower), or its conjugate (upper).
 //
 // NaN, Inf and accuracy: a transform would spread a NaN over the whole row, and it rounds relative to the row's norm.
-// Outputs of a row with NaN or Inf, or with taps that have them, and outputs that are not accurate enough
-// (fft_accuracy.cuh) are summed directly, inside the triangle only. A row of ordinary numbers has a few such outputs,
-// next to the tip of the triangle; a row with a NaN takes time that grows with columns^2. Trained filters decay until
-// their taps are 0: such terms are left out, unless the row is not finite.
+// All outputs of a row are summed directly, inside the triangle only, if the row or the taps contain NaN or Inf.
+// Outputs that are not accurate enough (fft_accuracy.cuh) are summed directly, too. A row of ordinary numbers has a few
+// such outputs, next to the tip of the triangle; a row with a NaN takes time that grows with columns^2. Trained filters
+// decay until their taps are 0: terms with these taps are left out, unless the row or the taps are not finite.
 //
 // Shared memory: the map of BlockFft, and u32 doubtful[Rows][threads]. After a row's transforms the line holds the list
 // of outputs that are summed directly.
@@ -35,11 +35,11 @@ KGEN_DEVICE int count_lanes(u32 lanes) {
 #endif
 }
 
-// A list of outputs in shared memory: threads add to it, and groups of lanes share its entries. The order of its warps
-// does not matter to results. There may be at most 65536 outputs.
+// A list of outputs in shared memory: threads add outputs, and groups of lanes then divide them among themselves. The
+// order in which warps add outputs does not affect results. There may be at most 65536 outputs.
 //
-// Synchronisation: `start` precedes the first `add` by a block barrier, and `add` what the memory is used for next.
-// Before `for_each` there is a barrier in it. `finish` begins with one, and empties the list.
+// Synchronisation: the caller needs a block barrier between `start` and the first `add`. `for_each` begins with a block
+// barrier. `finish` also begins with one and then empties the list; after it the memory may have another use.
 class DirectOutputs {
 public:
     KGEN_DEVICE DirectOutputs(float* memory, int* count)
@@ -49,8 +49,8 @@ public:
         if (thread_rank() == 0) *count_ = 0;
     }
 
-    // Called by all lanes of a warp: adds output(r) for the bits r of `wanted`. Entries of neighbouring lanes are
-    // neighbours, so that their sums read the same cache lines.
+    // Called by all lanes of a warp: adds output(r) for the bits r of `wanted`. Entries of adjacent lanes are adjacent,
+    // so that their sums read the same cache lines.
     template <int Bits, class Output>
     KGEN_DEVICE void add(u32 wanted, Output output) {
         if (!any(wanted != 0)) return;
@@ -70,9 +70,10 @@ public:
         }
     }
 
-    // For each output: Lanes lanes call terms(output, lane) for their part of the sum, and one calls
-    // store(output, sum). Many lanes suit long sums, and few lanes have more outputs at work. An output for which
-    // settled(output, lane) holds is left as it is; all lanes get the same answer. It may have shuffles if Lanes is 32.
+    // For each output: Lanes lanes call terms(output, lane) for their part of the sum, and one lane calls store(output,
+    // sum). Many lanes suit long sums; with few lanes, more outputs are computed at once. An output for which
+    // settled(output, lane) is true is left as it is. settled must return the same value in all lanes of an output, and
+    // may use shuffles only if Lanes is 32.
     template <int Threads, int Lanes, class Settled, class Terms, class Store>
     KGEN_DEVICE void for_each(Settled settled, Terms terms, Store store) const {
         sync_block();
@@ -101,7 +102,7 @@ private:
 namespace detail {
 
 // A lane's part of the sum of a[i] * b[i * Step] over 0 <= i < terms: every Lanes-th product from `lane` on. Four
-// chains, because a long one loses more, and to have more loads under way.
+// chains of additions have a smaller error than a long one, and more loads in flight.
 template <int Lanes, int Step, class A, class B>
 KGEN_DEVICE float partial_dot(const A* a, const B* b, int terms, int lane) {
     float sum[4] = {};
@@ -169,11 +170,11 @@ private:
         Maxima maxima(maxima_scratch);
         fft_.init();
 
-        // First the outputs, then for fp32 the sums of their terms' squares. Row -1 are the taps: their transform and
-        // those of rows share one place in the code, which would else exceed an SM's instruction cache: counters are
-        // opaque, or the compiler would copy the body of the first turns.
-        // If registers suffice, the values of the next turn are loaded before a turn's last transform, which hides the
-        // time they take.
+        // Round 0 computes the outputs; for fp32, round 1 computes the sums of their terms' squares. Row -1 stands for
+        // the taps: the transforms of taps and of rows share one place in the code, which would otherwise exceed an
+        // SM's instruction cache. The counters are opaque, or the compiler would copy the body for the first
+        // iterations. If registers suffice, the values of the next iteration are loaded before the last transform of an
+        // iteration, which hides the latency of the loads.
         constexpr bool kAhead = PerThread <= 16;
         float re[PerThread], im[PerThread], values[PerThread], taps = 0.0f, taps_peak = 0.0f;
         if (kAhead) load(values, -1);
@@ -214,7 +215,7 @@ private:
                 } else {
                     multiply(re, im);
                     fft_.inverse(re, im);
-                    // Of the squares of all 2 Points outputs, with those that went around.
+                    // The sum of the squares of all 2 Points outputs, including those that wrapped around.
 #pragma unroll
                     for (int r = 0; r < PerThread; ++r) total[1] += re[r] * re[r] + im[r] * im[r];
                 }
@@ -235,7 +236,7 @@ private:
                 fft_.untwist(re, im);
                 u32 doubtful = 0;
                 if (!squared) {
-                    // Read after barriers, those of the next transform.
+                    // Other threads read them after the barriers of the next transform.
                     if (kSquares && thread_rank() == 0) {
                         scales[row] = scale;
                         accuracies[row] = accuracy;
@@ -248,7 +249,7 @@ private:
                                squares_in_doubt(accuracies[row], re);
                 }
                 if (squared == kSquares) {
-                    // Others read the line.
+                    // Other threads may still read the line.
                     sync_block();
                     const bool finite = taps_.is_finite() && scale.is_finite();
                     direct.template add<PerThread>(
@@ -260,8 +261,8 @@ private:
         }
     }
 
-    // The values of a row, or the taps for row -1. Opaque: else what depends on `columns` would stay in registers from
-    // one transform to the next.
+    // Loads the values of a row, or the taps for row -1. `columns_` is opaque: otherwise values that depend on it would
+    // stay in registers from one transform to the next.
     KGEN_DEVICE void load(float (&re)[PerThread], int row) const {
         const int left = opaque(columns_) - thread_rank();
         if (row < 0) {
@@ -288,7 +289,7 @@ private:
         largest[1] = static_cast<float>(points);
     }
 
-    // The spectrum of a row becomes that of its outputs, divided by Points.
+    // The spectrum of a row becomes the spectrum of its outputs, divided by Points.
     KGEN_DEVICE void multiply(float (&re)[PerThread], float (&im)[PerThread]) const {
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
@@ -305,7 +306,8 @@ private:
         return points == 0 ? 0u : 0xffffffffu >> (32 - points);
     }
 
-    // Bit r is set if |y| of point r does not show that it is accurate; and if the squares of its terms do not.
+    // Bit r is set unless |y| of point r shows that the output is accurate; in squares_in_doubt, unless the sum of its
+    // terms' squares shows that.
     KGEN_DEVICE u32 in_doubt(FftAccuracy<T> accuracy, const float (&y)[PerThread]) const {
         u32 bits = 0;
 #pragma unroll
@@ -321,7 +323,7 @@ private:
         return bits;
     }
 
-    // `accuracy` is used for 16 bits and a row that is finite.
+    // `accuracy` is used only for 16-bit outputs of a finite row.
     KGEN_DEVICE void sum_directly(const DirectOutputs& direct, int row, int lags, RowScale scale,
                                   FftAccuracy<T> accuracy, bool finite) const {
         const T* x = x_ + row * stride_;
@@ -332,12 +334,12 @@ private:
             direct.template for_each<kThreads, 1>(
                 unsettled, [&](int t, int) { return partial_sum<1>(x, t, lags, 0); }, store);
         } else if constexpr (kSquares) {
-            // Many outputs, next to the tip of the triangle and so of few terms.
+            // Many outputs, which lie next to the tip of the triangle and therefore have few terms.
             direct.template for_each<kThreads, 8>(
                 unsettled, [&](int t, int lane) { return partial_sum<8>(x, t, lags, lane); }, store);
         } else {
-            // A few outputs that happen to be small, of many terms. For most of them the squares of some terms are
-            // enough to show that they are accurate.
+            // A few outputs that have many terms and happen to be small. For most of them the squares of some terms are
+            // enough to show that the output is accurate.
             direct.template for_each<kThreads, kWarpSize>(
                 [&](int t, int lane) {
                     const int terms = Side == Triangle::lower ? t + 1 : columns_ - t;
@@ -373,12 +375,12 @@ private:
     }
 
     Fft fft_;
-    u32* doubtful_;  // [row][thread], of fp32: see in_doubt
+    u32* doubtful_;  // [row][thread], for fp32: the bits of in_doubt
     const W* w_;
     const T* x_;
     T* y_;
     int rows_, columns_;
-    int lags_;  // whose taps are not all 0
+    int lags_;  // taps of lags from this one on are 0
     i64 stride_;
     float bias_;
     RowScale taps_;

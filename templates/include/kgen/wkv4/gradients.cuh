@@ -9,33 +9,33 @@
 
 namespace kgen::wkv4 {
 
-// The gradient by (N, D) after the last step: by the stored num and den, whose unit is e^max. The gradient by max
-// counts as 0; see the operator's doc.
+// The gradient by the (N, D) after the last step, from the gradients by the stored num and den, which are in units of
+// e^max. The gradient by max is taken as 0; see the operator's doc.
 KGEN_DEVICE Pair final_gradient(const float* gfinal_state, i64 column, const Pair& state) {
     if (gfinal_state == nullptr) return Pair{};
     return Pair{-state.exponent, gfinal_state[column * 3], gfinal_state[column * 3 + 1], -state.low};
 }
 
-// e^(the sum of two exponents), which may be large and of opposite signs.
+// Returns e^(exponent of `one` + exponent of `other`). The exponents may be large and of opposite signs.
 KGEN_DEVICE float exp_of_sum(const Pair& one, const Pair& other) {
     return fast_exp((one.exponent + other.exponent) + (one.low + other.low));
 }
 
-// The gradient by the stored initial state (num, den, max), from the one by (N, D).
+// Stores the gradient by the initial state (num, den, max), given the gradient by (N, D).
 KGEN_DEVICE void store_initial_gradient(float* ginitial_state, i64 column, const Pair& state,
                                         const Pair& gradient) {
-    // Of large negative arguments fast_exp loses as many bits as they have before the point.
+    // For a large negative argument fast_exp loses as many bits as the argument has before the binary point.
     const float factor =
         exp((state.exponent + gradient.exponent) + (state.low + gradient.low));
     const float num = factor * gradient.a, den = factor * gradient.b;
     store_state(ginitial_state, column, Pair{fma(state.a, num, state.b * den), num, den});
 }
 
-// What the gradients of a step need of its output.
+// The part of a step's output that the step's gradients need.
 struct OutputGradient {
     float exponent, low, y, r;
 
-    // Goes on to the gradient by the state before the step.
+    // Turns the gradient by the state after the step into the gradient by the state before it.
     KGEN_DEVICE void step_back(Pair& gradient, float decay) const {
         gradient.decay_by(LogDecay{decay});
         gradient.add(-exponent, -low, r, -r * y);
@@ -47,7 +47,8 @@ struct StepGradients {
     float gk, gv, gu;
 };
 
-// From the gradient by the state after the step. Both exponents are at most 0, but for rounding.
+// Returns the gradients of a step. `after`: the gradient by the state after the step. The arguments of both
+// exponentials are at most 0, except for rounding.
 KGEN_DEVICE StepGradients step_gradients(const OutputGradient& output, const Pair& after, float k,
                                          float u, float v) {
     const float own = fast_exp((u + k - output.exponent) - output.low) * output.r;
@@ -58,18 +59,19 @@ KGEN_DEVICE StepGradients step_gradients(const OutputGradient& output, const Pai
 
 // The derivatives of (N, D) by the log decay, in the scale of a state.
 //
-//     gw = sum over t of r_t (N' - y_t D') + (N', D') . G        N', D' before step t; after the last step
+//     gw = sum over t of r_t (N' - y_t D') + (N', D') . G
 //
-// A segment of the steps begins with 0: what its first state adds is in the gradients of earlier segments.
+// In the sum N' and D' are those before step t, in the product with G those after the last step. A segment of the steps
+// begins with N' = D' = 0: the gradients of earlier segments contain what the state before the segment contributes.
 struct DecayDerivative {
     float a = 0.0f, b = 0.0f;
 
-    // r_t (N' - y_t D'), of the output of a step. Not for a segment's first step: there it is 0, and must be also
-    // where r_t is NaN, because y_0 does not depend on the decay.
+    // The term r_t (N' - y_t D') of a step's output. Not called for a segment's first step: the term is 0 there, and
+    // must be 0 even if r_t is NaN, because y_0 does not depend on the decay.
     KGEN_DEVICE float by_output(const Output& output, float r) const {
         return r * output.old * fma(-output.y, b, a);
     }
-    // Advances past a step: `old` is the factor of the sums of the state before it.
+    // Advances past a step. `old`: the factor by which the step multiplies the sums of `before`, the state before it.
     KGEN_DEVICE void step(float old, const Pair& before) {
         a = old * (a + before.a);
         b = old * (b + before.b);
@@ -80,7 +82,7 @@ struct DecayDerivative {
     }
 };
 
-// The sum over rows of parts [rows, C], in their order.
+// Returns the sum of column c of parts [rows, C], in the order of the rows.
 KGEN_DEVICE float sum_of_rows(const float* parts, i64 rows, i64 C, i64 c) {
     CompensatedSum sum;
 #pragma unroll 4
@@ -88,7 +90,7 @@ KGEN_DEVICE float sum_of_rows(const float* parts, i64 rows, i64 C, i64 c) {
     return sum.value();
 }
 
-// gw and gu of the channels, a thread each, from the parts of batch rows.
+// Computes gw and gu from the partial sums of the batch rows, one thread per channel.
 template <DecayForm Form, int Threads, class W, class U>
 KGEN_DEVICE void reduce_batch(const W* w, const float* gw_parts, const float* gu_parts, W* gw, U* gu,
                               i64 B, i64 C) {

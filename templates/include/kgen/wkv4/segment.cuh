@@ -8,12 +8,13 @@
 // The outputs come from the same weights, scaled to an anchor that is no less than the exponent of the state before
 // the segment and no less than any u + k_t. A step takes three products, four fmas and a reciprocal.
 //
-// A weight below 2^-126 is 0. The sums are right if D is at least kLeast, the outputs if all denominators are: `sum`
-// and `outputs_fit` say so. They also refuse infinite keys, sums with a NaN key, log decays above 0 and |u| above 22.
-// The caller then takes the steps one by one (`*_by_steps`). A segment whose keys, with u, are within 62 is anchored.
+// A weight below 2^-126 is 0. The sums are accurate if D is at least kLeast, the outputs if all denominators are.
+// `sum` and `outputs_fit` return whether this holds. They also return false for infinite keys, sums with a NaN key, log
+// decays above 0 and |u| above 22. The caller then takes the steps one by one (`*_by_steps`). A segment whose keys,
+// with u, differ by at most 62 is always computed from its anchor.
 //
-// With `LargestTerm` a sum's exponent is that of its largest term, as a final state needs it. Without, it is near the
-// logarithm of D, which takes four instructions less for each step.
+// With `LargestTerm` a sum has the exponent of its largest term, which a final state needs. Without, the exponent is
+// near the logarithm of D, which takes four instructions less for each step.
 #pragma once
 
 #include "kgen/wkv4/steps.cuh"
@@ -23,7 +24,7 @@ namespace kgen::wkv4 {
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kLeast = 8.077935669463161e-28f;  // 2^-90
 constexpr float kLeastLog2 = -90.0f;
-constexpr float kMostBonus = 32.0f;  // of |u|, times log2e
+constexpr float kMostBonus = 32.0f;  // the largest |u|, times log2e
 
 // The larger and the smaller of two numbers; of a number and a NaN, the number.
 KGEN_DEVICE float larger(float a, float b) {
@@ -47,7 +48,8 @@ KGEN_DEVICE float rough_log2(float x) {
     return fma(bits, 1.1920928955078125e-7f, -127.0f);
 }
 
-// A vector as stored, in whole registers: the compiler handles halves of registers one by one.
+// A vector of stored values in whole registers. In a Vec of 16-bit values the compiler would handle halves of registers
+// one by one.
 template <class T, int Width>
 struct Words {
     using Stored = Vec<T, Width>;
@@ -135,7 +137,7 @@ KGEN_DEFINE_EXTREME(smaller_pair, fp16, "min.f16x2")
 constexpr bool kPairExtremes = false;
 #endif
 
-// The largest and the smallest number of keys, for each of `Width` channels. NaN is passed over.
+// The largest and the smallest key of each of `Width` channels. NaN is ignored.
 template <class T, int Width>
 struct KeyRange {
     static constexpr bool kPacked = kPairExtremes && sizeof(T) == 2 && Width > 1;
@@ -163,7 +165,7 @@ struct KeyRange {
         }
     }
 
-    // Ends the adding.
+    // Computes `most` and `least`, after the last add().
     KGEN_DEVICE void finish() {
         if constexpr (kPacked) {
 #pragma unroll
@@ -176,7 +178,7 @@ struct KeyRange {
     }
 };
 
-// What a channel's segments share.
+// The constants of a channel, which all its segments share.
 struct ChannelFactors {
     float decay;         // w
     float factor;        // e^w
@@ -197,8 +199,8 @@ struct ChannelFactors {
     }
 };
 
-// A segment of `Steps` steps of one thread. `Whole`: all steps are there; otherwise the first `count` are, and the
-// steps after them have weight 0 and decay 1.
+// A segment of `Steps` steps of one thread. `Whole`: all steps exist; otherwise the first `count` do, and the steps
+// after them have weight 0 and decay 1.
 template <int Width, int Steps, bool LargestTerm>
 struct Segment {
     using P = PairOf<false>;
@@ -207,7 +209,7 @@ struct Segment {
     float anchor[Width];  // log2e * the largest key
     float least[Width];   // the smallest key
 
-    // sums <- the segment's. Returns whether they are right.
+    // sums <- the segment's sums. Returns whether they are accurate.
     template <bool Whole, class T>
     KGEN_DEVICE bool sum(P (&sums)[Width], const ChannelFactors (&channel)[Width],
                          const Loaded<T, Width, Steps>& k, const Loaded<T, Width, Steps>& v,
@@ -261,7 +263,7 @@ struct Segment {
         return right;
     }
 
-    // Whether `outputs` is right for these states before the segment, if `sum` was.
+    // Whether `outputs` is accurate for these states before the segment, provided that `sum` returned true.
     KGEN_DEVICE bool outputs_fit(const P (&states)[Width],
                                  const ChannelFactors (&channel)[Width]) const {
         bool fit = true;
@@ -307,14 +309,14 @@ struct Segment {
     }
 
 private:
-    // No less than the exponents of the state and of the segment's terms, of u + k_t too; times log2e.
+    // Returns an anchor that is no less than log2e times the state's exponent, any k_t and any u + k_t.
     KGEN_DEVICE float common_anchor(const P& state, const ChannelFactors& channel, int j) const {
         return larger(anchor[j] + larger(channel.bonus_log2, 0.0f), state.exponent * kLog2e);
     }
 };
 
 // Calls visit(i, keys, values) for each of the `count` steps from t on. Several steps are loaded at a time: each step
-// waits for the one before it, and would wait for memory as well.
+// depends on the previous step, and with one load at a time it would wait for memory as well.
 template <class T, int Width, class Visit>
 KGEN_DEVICE void visit_steps(const Channels<const T, Width>& k, const Channels<const T, Width>& v,
                              i64 t, int count, const Visit& visit) {
@@ -335,7 +337,7 @@ KGEN_DEVICE void visit_steps(const Channels<const T, Width>& k, const Channels<c
     }
 }
 
-// sums <- those of the `count` steps from t on, one by one: right for all values.
+// sums <- the sums of the `count` steps from t on, which are taken one by one: accurate for all values.
 template <class T, int Width>
 KGEN_DEVICE void sum_by_steps(PairOf<false> (&sums)[Width], const ChannelFactors (&channel)[Width],
                               const Channels<const T, Width>& k, const Channels<const T, Width>& v,
@@ -350,7 +352,7 @@ KGEN_DEVICE void sum_by_steps(PairOf<false> (&sums)[Width], const ChannelFactors
                 });
 }
 
-// As Segment::outputs, one step after the other: right for all values.
+// As Segment::outputs, one step after the other: accurate for all values.
 template <class T, int Width>
 KGEN_DEVICE void outputs_by_steps(PairOf<false> (&states)[Width],
                                   const ChannelFactors (&channel)[Width],

@@ -6,10 +6,10 @@
 //
 //     z[n] = y[n] - i * y[n + Points]         y: the convolution of the rows, of 2 Points - 1 values
 //
-// because q^Points = -i. So the real part is the convolution, and the imaginary part what would have gone around
-// (Nussbaumer's right-angle convolution). The spectrum of one row with the conjugate of the other's gives a
-// correlation in the same way. A transform padded to 2 * Points would take twice the shared memory, and a complex row
-// of two real ones would need a second, negacyclic transform.
+// because q^Points = -i. So the real part holds the outputs below Points, and the imaginary part the negated outputs
+// that would have wrapped around (Nussbaumer's right-angle convolution). The product of one row's spectrum and the
+// conjugate of the other's gives a correlation in the same way. A transform padded to 2 * Points would take twice the
+// shared memory, and a complex row of two real rows would need a second, negacyclic transform.
 //
 // Data layout. A thread holds PerThread points in registers, real and imaginary parts apart. Before `forward` and
 // after `inverse` its point r is x[point(r)]; consecutive threads hold consecutive points. Spectra are in the order
@@ -18,22 +18,23 @@
 // Algorithm. Decimation in frequency by passes of radix up to PerThread: a pass with blocks of `length` points
 // transforms the points j, j + stride, j + 2 stride, ... of a block (length = radix * stride), multiplies result i by
 // exp(-2 pi i (i j) / length), and leaves `radix` blocks of `stride` points. The inverse runs the passes backwards.
-// Factors wait for the layers of the butterfly that reads the values: a + w b and a - w b take six FMAs there. A last
-// pass of radix 2 has its two points in neighbouring lanes, and takes a shuffle instead of an exchange.
+// The factors are applied in the layers of the next pass's butterfly, where a + w b and a - w b take six FMAs. A last
+// pass of radix 2 has its two points in neighbouring lanes, and uses a shuffle instead of an exchange.
 //
-// Point r of thread j is n = j + r * kThreads. Of its twist, q^(r kThreads) is a constant, and q^j is the same for all
-// points of a thread: it goes through the first butterfly, and is a part of the factors of later ones.
+// Point r of thread j is n = j + r * kThreads. Its twist is the product of q^(r kThreads), a constant, and q^j, which
+// is the same for all points of a thread. q^j therefore commutes with the first butterfly, and is part of the factors
+// of later butterflies.
 //
 // Shared memory, kSmemBytes: f32x2 kept[Points], a spectrum that a thread puts aside, in the order [r][thread]; f32x2
 // roots[kRoots], see first_root; a line of kLine values for exchanges. With Wide a value is f32x2, else a float, and
 // real and imaginary parts take turns. A line has gaps, so that the strides of a pass meet different banks.
 //
-// Synchronisation. In an exchange a thread writes the places that it read in the exchange before, in every order of
-// `forward` and `inverse` but one: before a `forward` that follows a `forward`, or another use of the line, the caller
-// needs a barrier of the block. So an exchange has one barrier, or with two turns three. They are barriers of the block
-// in the first pass. In later ones, where the points of a warp stay within it, they are barriers of the warp, so that
-// warps drift apart and one computes while another waits for memory. All threads of the block call all functions
-// together. `init` ends with a barrier.
+// Synchronisation. In an exchange a thread writes the places that it read in the previous exchange, so that no barrier
+// is needed between two exchanges. There is one exception: before a `forward` that follows a `forward`, or before
+// another use of the line, the caller needs a block barrier. An exchange thus has one barrier, or three where real and
+// imaginary parts take turns. These are block barriers in the first pass. In a later pass they are warp barriers if the
+// points of a warp stay within the warp; warps then drift apart, and one warp computes while another waits for memory.
+// All threads of the block call all functions together. `init` ends with a block barrier.
 #pragma once
 
 #include "kgen/fft/roots.cuh"
@@ -107,7 +108,7 @@ KGEN_DEVICE void layers(float (&re)[R], float (&im)[R], const Root& root) {
         const float sine = Forward ? w.y : -w.y;
 #pragma unroll
         for (int turned = 0; turned < (Size > 2 ? 2 : 1); ++turned) {
-            // Of a quarter turn on, -i w, or i times its conjugate.
+            // The root, and a quarter turn further -i w, or i times the conjugate of w.
             const float c = turned == 0 ? w.x : Forward ? sine : -sine;
             const float s = turned == 0 ? sine : Forward ? -w.x : w.x;
 #pragma unroll
@@ -138,7 +139,7 @@ struct GeometricRoots {
     static KGEN_DEVICE constexpr int log2_of(int x) { return x < 2 ? 0 : 1 + log2_of(x / 2); }
 };
 
-// The same for the ratio exp(-2 pi i / (2 R)), or for 1: of odd and of even lanes.
+// The same for the ratio exp(-2 pi i / (2 R)) in odd lanes, and 1 in even lanes.
 template <int R>
 struct NeighbourRoots {
     bool is_odd;
@@ -150,7 +151,7 @@ struct NeighbourRoots {
     }
 };
 
-// What a place of a line has: a complex number, or a part of one.
+// The value at a place of a line: a complex number, or its real or imaginary part.
 template <bool Wide>
 struct LineValue {
     using Type = f32x2;
@@ -196,14 +197,14 @@ public:
     static constexpr int kRoots = kLog * kThreads + Points / 32 + 256;
     static constexpr int kSmemBytes = 8 * (Points + kRoots) + static_cast<int>(sizeof(Value)) * kLine;
 
-    // `smem` is the begin of the map above.
+    // `smem`: the start of the shared-memory map above.
     KGEN_DEVICE explicit BlockFft(f32x2* smem)
         : kept_(smem), roots_(smem + Points), line_(reinterpret_cast<Value*>(roots_ + kRoots)) {}
 
     // The line, for other uses between transforms.
     KGEN_DEVICE float* line() const { return reinterpret_cast<float*>(line_); }
 
-    // Puts a spectrum aside. Only its thread reads it, so that no barrier is needed.
+    // Puts a spectrum aside. A thread reads only what it wrote itself, so that no barrier is needed.
     KGEN_DEVICE void keep(const float (&re)[PerThread], const float (&im)[PerThread]) {
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) kept_[r * kThreads + thread_rank()] = {re[r], im[r]};
@@ -224,7 +225,7 @@ public:
         return thread_rank() + r * kThreads;
     }
 
-    // `re` has a row, and becomes with `im` its spectrum.
+    // `re` holds a row; `re` and `im` become its spectrum.
     KGEN_DEVICE void forward(float (&re)[PerThread], float (&im)[PerThread]) {
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
@@ -238,7 +239,7 @@ public:
     // Returns a row, times Points, whose point r has the factor q^(r kThreads).
     KGEN_DEVICE void inverse(float (&re)[PerThread], float (&im)[PerThread]) { up<kPasses - 1>(re, im); }
 
-    // Takes the factors from what `inverse` returns.
+    // Removes the factors q^(r kThreads) from the result of `inverse`.
     static KGEN_DEVICE void untwist(float (&re)[PerThread], float (&im)[PerThread]) {
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
@@ -274,21 +275,23 @@ private:
 
     static KGEN_DEVICE constexpr int log2_of(int x) { return x < 2 ? 0 : 1 + log2_of(x / 2); }
 
-    // Where the roots of a pass of the inverse are in the table, [log2 of the power][j]. After those of pass 0 are q^j.
+    // The index in the table of the first root of a pass of the inverse; roots are [log2 of the power][j]. The values
+    // q^j follow the roots of pass 0.
     static KGEN_DEVICE constexpr int first_root(int pass) {
         int first = 0;
         for (int i = 0; i < pass; ++i)
             if (in_table(i)) first += (i == 0 ? kLog : kLog - 1) * stride(i);
         return first;
     }
-    // Whether the roots of a pass of the inverse are in the table. Those of two lanes are constants.
+    // Whether the roots of a pass of the inverse are in the table. They are constants if the next pass is between
+    // lanes.
     static KGEN_DEVICE constexpr bool in_table(int pass) {
         return pass + 1 < kPasses && !of_lanes(pass + 1);
     }
 
-    // Where the roots of a pass of `forward` are, [digit of the block][its value][log2 of the power]. A block's number
-    // has the digits of the frequency so far, in reverse, and its ratio is a product of a root for each digit. The
-    // last pass before one of lanes has the power 1/2, too.
+    // The index in the table of the first root of a pass of `forward`; roots are [digit][value of the digit][log2 of
+    // the power]. A block's number consists of the digits of the frequency so far, in reverse, and its ratio is the
+    // product of one root per digit. The pass before a pass between lanes also has the power 1/2.
     static KGEN_DEVICE constexpr int first_forward_root(int pass) {
         int first = first_root(kPasses);
         for (int i = 1; i < pass; ++i) first += i * PerThread * forward_rows(i);
@@ -316,7 +319,7 @@ private:
             constexpr int kRows = forward_rows(Pass);
             for (int k = thread_rank(); k < Pass * PerThread * kRows; k += kThreads) {
                 const int digit = k / (PerThread * kRows), value = k / kRows % PerThread;
-                // In units of a turn by 1 / (points of the passes so far): digit d has PerThread^d of them.
+                // In turns, times the points of the passes so far: digit d has the weight PerThread^d.
                 const float frequency = static_cast<float>(value << (kLog * digit)) + (digit == 0 ? 0.25f : 0.0f);
                 const float power = power_of_root(k % kRows - (of_lanes(Pass + 1) ? 1 : 0));
                 roots_[first_forward_root(Pass) + k] =
@@ -409,8 +412,8 @@ private:
         }
     }
 
-    // Butterfly m of pass Pass of `forward`, of block `block`, with the factors ratio^r. The factors that a thread's
-    // values have in common wait for later passes, where they are a power of a ratio.
+    // Butterfly m of pass Pass of `forward`, of block `block`, with the factors ratio^r. Factors that all values of a
+    // thread have in common are applied in later passes, where they are a power of a ratio.
     template <int Pass>
     KGEN_DEVICE void twiddled_forward(float (&re)[PerThread], float (&im)[PerThread], int m, int block) const {
         constexpr int kRadix = radix(Pass), kRows = forward_rows(Pass);
@@ -424,14 +427,14 @@ private:
             for (int i = 0; i < kRows; ++i) power[i] = digit == 0 ? roots[i] : complex_mul(power[i], roots[i]);
         }
         if constexpr (kHasBase) {
-            // Of odd lanes; see rotate_for_neighbours.
+            // Only odd lanes have this factor; see rotate_for_neighbours.
             if (thread_rank() % 2 == 0) power[0] = {1.0f, 0.0f};
         }
         twiddled<Pass, kHasBase, true>(re, im, m, power[0], power + (kHasBase ? 1 : 0));
     }
 
-    // The butterfly of pass Pass of `inverse`, of values i times the conjugates of root^(i j), root =
-    // exp(-2 pi i / length), and in pass 0 of q^j.
+    // The butterfly of pass Pass of `inverse`. Value i is multiplied by the conjugate of root^(i j), where root =
+    // exp(-2 pi i / length), and in pass 0 also by the conjugate of q^j.
     template <int Pass>
     KGEN_DEVICE void twiddled_inverse(float (&re)[PerThread], float (&im)[PerThread]) const {
         constexpr int kStride = stride(Pass);
@@ -451,9 +454,9 @@ private:
         }
     }
 
-    // A butterfly of values r times base * ratio^r, given the ratio's powers 1, 2, 4, .. R / 4. The last one is a
-    // square; a chain of squares would multiply the error of its first root. Factors in the layers of the butterfly
-    // take fewer instructions than before it.
+    // A butterfly of values r times base * ratio^r, given the ratio's powers 1, 2, 4, .. R / 4. Only the power R / 2 is
+    // computed as a square, because a chain of squares would multiply the error of its first root. Factors in the
+    // layers of the butterfly take fewer instructions than factors applied before it.
     template <int Pass, bool HasBase, bool Forward>
     static KGEN_DEVICE void twiddled(float (&re)[PerThread], float (&im)[PerThread], int m, f32x2 base,
                                      const f32x2* power) {
@@ -492,7 +495,7 @@ private:
         }
     }
 
-    // Before a last pass of radix 2 of `forward`, the part of the factors that depends on the value.
+    // Applies the part of the factors that depends on the value, before a last pass of radix 2 of `forward`.
     static KGEN_DEVICE void rotate_for_neighbours(float (&re)[PerThread], float (&im)[PerThread]) {
         const bool is_odd = thread_rank() % 2 != 0;
 #pragma unroll
@@ -502,8 +505,8 @@ private:
         }
     }
 
-    // The place of a thread's value r in a pass, on the line. The butterflies of a thread in the last pass, of a
-    // smaller radix, are neighbours.
+    // The place on the line of a thread's value r in a pass. In the last pass, whose radix may be smaller, the
+    // butterflies of a thread are adjacent.
     template <int Pass>
     static KGEN_DEVICE int place(int r) {
         constexpr int kStride = stride(Pass);
@@ -513,7 +516,7 @@ private:
         } else {
             const int first = thread_rank() / kStride * length(Pass) + thread_rank() % kStride;
             const int offset = r * kStride;
-            // No bit of `offset` is one of `first`, so that gaps may be counted apart.
+            // `offset` and `first` have no common bits, so that the gaps of both may be counted separately.
             return first + first / kGap + offset + offset / kGap;
         }
     }

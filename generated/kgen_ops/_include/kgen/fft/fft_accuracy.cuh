@@ -1,15 +1,18 @@
 // Which outputs of a convolution by Fourier transforms are accurate, and the scales of its rows.
 //
 // The error of a transform is relative to the norm of its row, and is about the same at all outputs. An output whose
-// own terms are small may not be accurate enough. With u = 2^-23, spectra A and B of N points, and y of all 2 N outputs:
+// own terms are small may not be accurate enough. With u = 2^-23, rows a and b with spectra A and B of N points, and
+// the vector y of all 2 N outputs:
 //
 //     error <= kFftErrors * u * (norm(a) * norm(b) / sqrt(N)       of the operands' transforms, spread evenly
 //                                + norm(y) / sqrt(N))              of the product and of the transform back
-//              + kPeakErrors * u * max |A| * max |B| / N            where peaks meet what a peak leaves elsewhere
-//     is accurate:  error <= admitted_error * u * max(|y|, root of the sum of the terms' squares)
+//              + kPeakErrors * u * max |A| * max |B| / N            of a peak times the error that the other operand's
+//                                                                   peak leaves at other frequencies
 //
-// The sums of the terms' squares are themselves a convolution, of squared rows, and the same transforms find them. For
-// 16-bit outputs |y| alone decides: they admit so much that few outputs are in doubt.
+// An output y[n] is accurate if  error <= admitted_error * u * max(|y[n]|, root of the sum of its terms' squares).
+//
+// The sums of the terms' squares are themselves a convolution, of squared rows, and the same transforms compute them.
+// For 16-bit outputs |y[n]| alone decides: the admitted error is so large that few outputs are in doubt.
 //
 // Rows are multiplied by powers of two, so that their largest values are between 1 and 2: no sum overflows.
 #pragma once
@@ -20,14 +23,15 @@
 
 namespace kgen {
 
-// The largest errors seen, of rows of 250 to 16384 values that are normal, positive, alternating, decaying or of very
-// different sizes, are 4 to 8 times the sum in brackets. The verifier's bound leaves room for 1.4 times as much.
+// The largest observed errors are 4 to 8 times the sum in brackets, for rows of 250 to 16384 values that are normally
+// distributed, positive, alternating, decaying or of very different sizes. The verifier's bound leaves room for 1.4
+// times as much.
 constexpr float kFftErrors = 8.0f;
 constexpr float kPeakErrors = 1.5f;
 
 // Returns the error that an output may have, in 2^-23 of the root of the sum of the squares of its terms, of which
-// there are at most `terms`. fp32: below twice what adding the terms one after the other loses, 0.6 sqrt(terms), which
-// kernels are allowed. 16 bits: half an ulp.
+// there are at most `terms`. fp32: less than twice 0.6 sqrt(terms), the error of adding the terms one after the other;
+// kernels are allowed twice that error. 16 bits: half an ulp.
 template <class Out>
 KGEN_DEVICE float admitted_error(int terms) {
     return 4.0f + 0.8f * sqrt(static_cast<float>(terms));
@@ -86,16 +90,17 @@ public:
                             kPeakErrors * sqrt(peaks) / points;
         const float least = error / admitted_error<Out>(terms);
         least_ = least * least;
-        // Of the convolution of squares: no norm of a row of squares exceeds the sum of them.
+        // The error of the convolution of squares. The norm of a row of squares is at most their sum.
         error_of_squares_ = 0x1p-22f * kFftErrors * operands / sqrt(points);
     }
 
-    // Of an output in the scale of the operands, or of the sum of its terms' squares.
+    // Whether an output y, in the scale of the operands, is accurate; or an output with this sum of its terms' squares,
+    // which a transform computed.
     KGEN_DEVICE bool is_accurate(float y) const { return y * y >= least_; }
     KGEN_DEVICE bool is_accurate_by_squares(float squares) const {
         return squares - error_of_squares_ >= least_;
     }
-    // The same, of the exact sum of some of the terms' squares.
+    // The same, given the exact sum of some of its terms' squares.
     KGEN_DEVICE bool is_accurate_by_terms(float squares) const { return squares >= least_; }
 
 private:

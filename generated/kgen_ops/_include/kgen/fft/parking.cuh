@@ -1,8 +1,8 @@
-// Values that a thread puts aside while it transforms others: in registers, or in a workspace where the registers
-// are needed.
+// Values that a thread puts aside while it transforms other values: in registers, or in a workspace if the transform
+// needs the registers.
 //
-// Data layout of the workspace: float [value][thread], so that a warp accesses 128 consecutive bytes. Only its thread
-// reads a value, so that no barrier is needed.
+// Data layout of the workspace: float [value][thread], so that a warp accesses 128 consecutive bytes. A thread reads
+// only values that it wrote itself, so that no barrier is needed.
 #pragma once
 
 #include "kgen/primitives/core.cuh"

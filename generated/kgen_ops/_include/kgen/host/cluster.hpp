@@ -18,8 +18,8 @@ u32 cluster_size();
 // Waits until all threads of the cluster have arrived.
 void cluster_barrier();
 
-// Adds one to a counter in global memory that the blocks of a group share. In two of four orders of threads the block
-// then rests until each other block of the group has had a turn, which on a GPU may run that long, too.
+// Adds one to a counter in global memory that the blocks of a group share. In two of the four thread orders the block
+// then pauses until each other block of the group has had a turn: on a GPU the other blocks may run that long, too.
 void counter_arrive(int* counter);
 // Waits until a counter has reached `value`.
 void counter_wait(const int* counter, int value);

@@ -34,13 +34,14 @@ struct Job {
     u64 fault_block = ~0ull;  // the lowest block that failed, so that reports are reproducible
     std::string fault_message;
 
-    // The block, or the first of a cluster of `cluster` blocks, that runs after so many. In order for seed 0, in
-    // reverse for seed 1; in another order for each other seed: a GPU promises none.
+    // Returns the block, or the first block of a cluster of `cluster` blocks, that runs after `turn` others. Blocks run
+    // in order for seed 0, in reverse for seed 1 and in another order for each other seed, because a GPU promises no
+    // order.
     u64 block_of_turn(u64 turn, u64 cluster) const {
         const u64 count = blocks / cluster, index = turn / cluster, seed = launch->seed;
         if (seed == 0 || index >= count) return turn;
         if (seed == 1) return (count - 1 - index) * cluster;
-        u64 step = count / 3 * 2 + seed;  // as far apart as may be, and coprime to the count
+        u64 step = count / 3 * 2 + seed;  // consecutive blocks are far apart; made coprime to the count
         while (std::gcd(step, count) != 1) ++step;
         return (index * step + seed) % count * cluster;
     }
@@ -91,7 +92,7 @@ struct ModuleTls {
         return found;
     }
 
-    // Fills static shared memory with what nobody has written.
+    // Fills static shared memory with the byte for memory that nobody has written.
     void fill_unwritten(u64 seed) const {
         if (!begin) return;
         ThreadView* const kept = current_thread;

@@ -1,5 +1,6 @@
 // Stand-alone runner: a kernel, the runtime and this file in one executable built with
-// AddressSanitizer. (A module loaded into Python could not be: the sanitizer must be there first.)
+// AddressSanitizer. (A module loaded into Python cannot use AddressSanitizer, which must be loaded
+// before everything else.)
 //
 //     runner JOB
 //
@@ -7,7 +8,7 @@
 //
 //     kgen-job 1
 //     buffer BYTES PATH                     initial content; "-": filled with 0xFF
-//     constant BYTES PATH                   the same, of a buffer that no launch may write
+//     constant BYTES PATH                   the same, for a buffer that no launch may write
 //     launch KERNEL GX GY GZ BX BY BZ SMEM SEED ARGS
 //     pointer BUFFER OFFSET                 an argument: address in a buffer
 //     value HEX                             an argument: its bytes in memory order
@@ -98,8 +99,8 @@ private:
         const std::string path = rest_of(line);
         void* data = nullptr;
         // 256 bytes is the alignment cudaMalloc promises; an empty buffer has an address too.
-        // Memory is protected by the page: a constant buffer has pages of its own, of which the
-        // sanitizer watches the rest.
+        // Memory is write-protected in whole pages, so a constant buffer has pages of its own. The
+        // sanitizer watches the rest of the last page.
         const size_t page = constant ? static_cast<size_t>(sysconf(_SC_PAGESIZE)) : 0;
         const size_t there = constant ? (buffer.bytes + page - 1) / page * page : buffer.bytes;
         if (posix_memalign(&data, constant ? page : 256, there) != 0)

@@ -24,9 +24,9 @@ constexpr u64 kMaxSmemBytes = 228 * 1024;  // per SM, of GPUs up to sm_120
 constexpr u64 kSmemAlignment = 128;        // as dynamic_smem() promises
 constexpr int kNanByte = 0xff;             // fp32, fp16 and bf16 values of these bytes are NaN
 
-// What memory holds that nobody has written, or that a copy in flight has not reached yet. NaN in half of the thread
-// orders; in the others an ordinary number, for kernels that take another way where something is NaN: 0.75 or -1.5 in
-// fp32 and bf16, 1.8 or -1.9 in fp16.
+// The byte that fills memory which nobody has written, or which a copy in flight has not reached yet. In half of the
+// thread orders values of these bytes are NaN. In the others they are ordinary numbers, because some kernels take
+// another path where a value is NaN: 0.75 or -1.5 in fp32 and bf16, 1.8 or -1.9 in fp16.
 inline int unwritten_byte(u64 seed) {
     const int bytes[4] = {kNanByte, 0x3f, kNanByte, 0xbf};
     return bytes[seed % 4];
@@ -43,8 +43,8 @@ struct Copy {
     bool repeated;  // an earlier copy of the thread to the same target was in flight
     alignas(16) unsigned char content[16];
 
-    // Whether someone wrote to the target, which no longer holds what copy_async filled it with. On a GPU the copy may
-    // land before that write or after it.
+    // Whether another write has reached the target: it no longer holds the bytes that copy_async filled it with. On a
+    // GPU the copy may land before that write or after it.
     bool overwritten(int unwritten) const {
         if (repeated) return false;
         unsigned char filled[sizeof(content)];
@@ -157,8 +157,8 @@ public:
         return z ^ (z >> 31);
     }
 
-    // The order in which threads run: by rank, descending, for seed 1. Of two threads that another seed happens to leave
-    // in the order of their ranks, one runs first by seed 0 and the other by seed 1.
+    // Puts threads into the order in which they run: by descending rank for seed 1, shuffled for other seeds. With seed
+    // 0, which is not shuffled, and seed 1 each of two threads runs first once, however the other seeds order them.
     void order(u64 launch_seed, Thread** items, u32 count) {
         if (launch_seed == 1) {
             std::sort(items, items + count,

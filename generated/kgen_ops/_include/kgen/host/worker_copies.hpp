@@ -108,7 +108,8 @@ inline Mbarrier& Worker::mbarrier_at(const void* address) {
     fault("%s was not made by mbarrier_init", mbarrier_name(address).c_str());
 }
 
-// Once all arrivals are in, no thread can expect more bytes.
+// Reports copies of more bytes than the phase expects. Once all arrivals are in, no thread can add to the expected
+// bytes.
 inline void Worker::check_bytes(const Mbarrier& barrier) {
     if (barrier.arrived == barrier.arrivals && barrier.issued > barrier.expected)
         fault("%s: phase %u expects %llu bytes, its copies bring %llu",

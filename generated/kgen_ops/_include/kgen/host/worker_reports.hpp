@@ -1,4 +1,4 @@
-// Faults of a thread, and what is said of a block that cannot go on. Part of worker.hpp.
+// Faults of a thread, and reports of a block that cannot continue. Part of worker.hpp.
 #pragma once
 
 #include <stdarg.h>
@@ -62,14 +62,15 @@ inline std::string Worker::describe_stuck(const Dim3& block) const {
     return report;
 }
 
-// Reports a block of a launch with pdl that has not waited for the kernel before.
+// Reports a block of a launch with pdl that has not waited for the previous kernel.
 inline std::string Worker::describe_early(const Dim3& block) const {
     return text("block (%u, %u, %u): no thread called griddepcontrol_wait, although the launch has pdl; on a GPU the "
                 "kernel before it may still run",
                 block.x, block.y, block.z);
 }
 
-// Reports bulk loads in flight: they would write into shared memory that another block has by then.
+// Reports copies in flight after a block has returned: on a GPU they would write into shared memory that may belong to
+// another block by then.
 inline std::string Worker::describe_left_behind(const Dim3& block) const {
     for (const Mbarrier& barrier : mbarriers_)
         if (!barrier.loads.empty())
@@ -77,7 +78,7 @@ inline std::string Worker::describe_left_behind(const Dim3& block) const {
                         "for phase %u of %s",
                         block.x, block.y, block.z, barrier.phase,
                         mbarrier_name(barrier.address).c_str());
-    // Copies that nobody waits for do no harm, unless other data lies there by now.
+    // A copy that nobody waits for does no harm unless its target has been written since.
     for (u32 rank = 0; rank < job_->block_threads; ++rank)
         for (const Copy& copy : threads_[rank].copies)
             if (memory_.has(copy.target) && copy.overwritten(unwritten()))

@@ -1,4 +1,4 @@
-// The factors of a step in the backward pass of linear attention, for block_per_head and low_occupancy.
+// The two factors of each step in the backward pass of linear attention, for block_per_head and low_occupancy.
 //
 //     out_t = scale * q_t S_t / norm_t   with   norm_t = scale * q_t z_t + eps   and   z_t = z_{t-1} + k_t
 //
@@ -11,7 +11,7 @@
 namespace kgen {
 
 
-// The two factors of a step: x of gout, y of the column of ones. Without a norm: x = scale, y = 0.
+// The two factors of a step: x multiplies gout, y belongs to the column of ones. Without a norm: x = scale, y = 0.
 struct NormGradient {
     const float* norm;  // of a head, [T], or null
     const float* gout_dot_out;

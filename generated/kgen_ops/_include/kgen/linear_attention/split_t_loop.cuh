@@ -43,8 +43,8 @@ class SplitTLoop {
     static constexpr int kFeatures = Segment::kFeatures, kValues = Segment::kValues;
     static constexpr int kSteps = Ctas * Segment::kSegment;  // of a round
     static constexpr int kRoundBytes = 176;
-    // Whether the threads after the consumers are a reducer warpgroup, which alone runs the exchange. It goes
-    // with wgmma; such a kernel must call no function, or ptxas serialises its wgmma.
+    // Whether the threads after the consumers are a reducer warpgroup, which alone runs the exchange. WgmmaSegment has
+    // one; its kernel must call no function, or ptxas serialises its wgmma.
     static constexpr bool kHasReducer = Segment::kThreads > Segment::kConsumers;
 
     static_assert(step_by_step_bytes(kFeatures, kBlockV) <= Segment::kFreeBytes,

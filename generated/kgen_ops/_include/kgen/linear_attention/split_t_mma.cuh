@@ -5,7 +5,7 @@
 //     carried  out_t += a_t (state before the segment + sum of the first half, for steps of the second half)
 //
 // The segment has two halves, so that scores reach back at most half a segment; the sum of the first half is
-// kept in shared memory as the state between them. A warp has two fragments of 16 steps of one half
+// kept in shared memory as the state between the halves. A warp has two fragments of 16 steps of one half
 // (paired_attention.cuh), one late with many fragments before it and one early, so that all warps have
 // equally many pairs of fragments.
 //
@@ -182,9 +182,9 @@ private:
         intra_chunk<1>(outputs, 0, fragment<1>() + 1);
     }
 
-    // The warp's half of the segment, and its late (0) and early (1) fragment among the fragments of that half. The
-    // two together attend to kWarps + 1 fragments in every warp. Warps of a half are neighbours, so that each of
-    // an SM's four schedulers has equally many warps of either half.
+    // The warp's half of the segment, and its late (0) and early (1) fragment among the fragments of that half. In
+    // every warp these two fragments together attend to kWarps + 1 fragments. Warps of a half have consecutive ranks,
+    // so that each of an SM's four schedulers has equally many warps of either half.
     KGEN_DEVICE int half() const { return warp_ / (kWarps / 2); }
     template <int Which>
     KGEN_DEVICE int fragment() const {
@@ -227,8 +227,8 @@ private:
                          v() + Number * Batch * kValueStride + 16 * first_value_unit(), kValueStride);
             if (Number == kBatches / 2 - 1) {
                 store_middle(sums);
-                // Not earlier: b and v are needed first. Not by loads: a load issued after cp.async waits for
-                // the copies in flight.
+                // The prefetch is not issued earlier because b and v are needed first. It replaces early loads because
+                // a load issued after cp.async waits for the copies in flight.
                 prefetch_l2<Keys, kWarpSize>(rows.a, first + step_of<0>(), left - step_of<0>(), lane_id(),
                                          16);
                 prefetch_l2<Keys, kWarpSize>(rows.a, first + step_of<1>(), left - step_of<1>(), lane_id(),

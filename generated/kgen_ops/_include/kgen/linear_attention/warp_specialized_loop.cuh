@@ -4,9 +4,9 @@
 //
 // A CTA loops over batches of kBatch steps. Producer warps keep tiles of the state in registers, store the state
 // before each chunk of a batch in shared memory, and add the chunk's b^T v (StateFragments in chunk_states.cuh).
-// Consumer warps compute the outputs of the batch before, 16 steps per warp (chunk_attention.cuh).
+// Meanwhile consumer warps compute the outputs of the previous batch, 16 steps per warp (chunk_attention.cuh).
 //
-// No warp waits for scores of another one, and only the sum of states is serial. In chunk_loop.cuh every warp does
+// No warp waits for scores of another warp, and only the sum of states is serial. In chunk_loop.cuh every warp does
 // all products of some value features; that loop also has decays, key sums, TF32 and fp16.
 //
 // Layout: rows in shared memory are kKeyStride and kValueStride elements apart (chunk_row_stride). Rows of a are
@@ -115,7 +115,7 @@ public:
     }
 
 private:
-    // Starts the copies of the next batch of b and v, and of the batch before it of a.
+    // Starts the copies of the next batch of b and v, and of the rows of a of the batch before that.
     KGEN_DEVICE void stage() {
         if (staged_ < batches_) {
             T* tile = ring_ + staged_ % Stages * kStage;

@@ -12,8 +12,8 @@
 //     split warpgroup   loads rows of b and v, splits them and stores the terms as panels. Two chunks later it
 //                       writes the outputs of a chunk from shared memory to global memory, whole lines.
 //
-// Only the sum of states is serial. The output warpgroup has three of the four products, so everything else that
-// it would do costs tensor-core time; that is why another warpgroup splits and writes.
+// Only the sum of states is serial. The output warpgroup has three of the four products, so any other work in it
+// would cost tensor-core time; therefore another warpgroup splits rows and writes outputs.
 //
 // Accuracy: the sum of a chunk's products starts at zero, smallest terms first, and is added to the other sums in
 // fp32, because tensor cores truncate (mma.cuh). If any output is NaN or infinite, the CTA computes all steps

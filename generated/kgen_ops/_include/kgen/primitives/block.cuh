@@ -3,7 +3,8 @@
 // Shared memory: a reduction over more than a warp uses a Scratch of 2 * GroupsPerBlock * Values * (warps of a group)
 // floats.
 //
-// Synchronisation: such a reduction contains one block barrier; all threads of the block must call it.
+// Synchronisation: such a reduction contains one block barrier (group_reduce: two); all threads of the block must call
+// it.
 #pragma once
 
 #include "kgen/primitives/warp.cuh"
@@ -41,8 +42,9 @@ KGEN_DEVICE void named_barrier_arrive(int id) {
 #endif
 }
 
-// How a thread gets the sum of its group from those of the warps: by shuffles, or by reading all of them, 16 bytes at a
-// time. Reading has less latency, up to kMostRead warps; beyond that it costs registers and bandwidth.
+// How a thread combines the partial results of its group's warps: by shuffles, or by reading all of them from shared
+// memory, 16 bytes at a time. Reading has less latency for up to kMostRead warps. For more warps it would cost
+// registers and bandwidth, so that shuffles are used there.
 enum class Partials { shuffled, read };
 
 // Reduces `Values` floats over each group of `ThreadsPerGroup` consecutive threads. All threads of a group get the
@@ -68,7 +70,7 @@ class GroupReduce {
     static constexpr bool kCrossesWarps = kWarps > 1;
     static constexpr int kMostRead = 8;
     static constexpr bool kReads = Gather == Partials::read && kWarps <= kMostRead;
-    static constexpr int kTogether = kWarps < 4 ? kWarps : 4;  // floats of an access
+    static constexpr int kTogether = kWarps < 4 ? kWarps : 4;  // floats per access
 
 public:
     struct alignas(kReads ? kTogether * sizeof(float) : sizeof(float)) Scratch {

@@ -25,9 +25,9 @@
 //
 // On the host a load fills its target with NaN when it is issued and writes the data when its phase is waited for; a
 // store reads shared memory when it is waited for. The host reports byte counts that do not match, phases that never
-// complete, shared memory stored without a fence or changed before the store has read it, and copies in flight when
-// their threads return. Its async proxy sees all writes of the block at any thread's fence, so that it does not
-// report a fence that is missing in some of the writing threads only.
+// complete, shared memory that is stored without a fence or changed before the store has read it, and copies that are
+// in flight when their threads return. A fence by any thread publishes all writes of the block to the host's async
+// proxy, so the host does not report a fence that is missing in only some of the writing threads.
 #pragma once
 
 #include "kgen/primitives/core.cuh"
@@ -41,7 +41,7 @@ struct alignas(8) Mbarrier {
 
 // L2 eviction priority of a bulk load.
 //
-//     normal        L2 decides
+//     normal        the default policy
 //     evict_first   for data that is read once: first to be evicted
 //     evict_last    last to be evicted
 enum class BulkCache { normal, evict_first, evict_last };
@@ -224,8 +224,8 @@ KGEN_DEVICE void bulk_wait_read() {
 #endif
 }
 
-// Waits until at most `Pending` of this thread's groups are in flight. The writes of the others are visible to this
-// thread. Needed only by a kernel that reads what it stored.
+// Waits until at most `Pending` of this thread's groups are in flight. The writes of the completed groups are visible
+// to this thread. Only a kernel that reads back what it stored needs this wait.
 template <int Pending, int Arch = KGEN_ARCH>
 KGEN_DEVICE void bulk_wait() {
     KGEN_NEEDS_BULK(Arch);

@@ -1,8 +1,8 @@
 // fp32 functions, with their error on a GPU when compiled without fast-math flags.
 //
 // The host branches are at least as accurate. Only fma, sqrt and abs, which are correctly rounded, give the same bits
-// on a GPU and on the host. Where an instruction flushes subnormal numbers to 0, the host branch does so, too: fast_exp2
-// and fast_reciprocal, and what calls them. The other functions keep subnormal numbers on both.
+// on a GPU and on the host. Where an instruction flushes subnormal numbers to 0 (in fast_exp2, fast_reciprocal and
+// their callers), the host branch does so, too. The other functions keep subnormal numbers on both.
 #pragma once
 
 #include "kgen/primitives/core.cuh"
@@ -80,14 +80,14 @@ KGEN_DEVICE float log1p(float x) {
 }
 
 #if KGEN_HOST
-// Returns x, or 0 with x's sign where x is subnormal: `.ftz`.
+// Returns x, or 0 with x's sign where x is subnormal, as instructions with `.ftz` do.
 KGEN_DEVICE float flushed(float x) {
     const u32 bits = bit_cast<u32>(x);
     return (bits & 0x7f800000u) != 0 ? x : bit_cast<float>(bits & 0x80000000u);
 }
 #endif
 
-// Returns the larger one; of NaN and a number the number.
+// Returns the larger number. If one argument is NaN, returns the other.
 KGEN_DEVICE float fmax(float a, float b) {
 #if KGEN_HOST
     return __builtin_fmaxf(a, b);

@@ -21,12 +21,12 @@
 
 namespace kgen {
 
-// Lies in shared memory. Its functions are templates so that the check for sm_90 fails where one of them is used,
-// not where this header is included.
+// The object lies in shared memory. Its functions are templates so that the check for sm_90 fails where one of them is
+// used, not where this header is included.
 class MbarrierDoubleBuffer {
 public:
-    // Initialises the mbarriers for `producers` threads and `consumer_warps` warps. By one thread, before all other
-    // calls; mbarrier_init_fence and a block barrier follow.
+    // Initialises the mbarriers for `producers` threads and `consumer_warps` warps. Called by one thread, before all
+    // other calls; mbarrier_init_fence and a block barrier follow.
     template <int Arch = KGEN_ARCH>
     KGEN_DEVICE void init(int producers, int consumer_warps) {
 #pragma unroll
@@ -52,7 +52,7 @@ public:
     KGEN_DEVICE void consumer_wait(int item) {
         mbarrier_wait<Arch>(full_[item % 2], static_cast<u32>(item / 2) % 2);
     }
-    // Gives the slot of `item` back. By all lanes of a consumer warp.
+    // Releases the slot of `item`. Called by all lanes of a consumer warp.
     template <int Arch = KGEN_ARCH>
     KGEN_DEVICE void consumer_release(int item) {
         sync_warp();

@@ -271,7 +271,7 @@ KGEN_DEVICE void to_floats(const Vec<T, N>& values, float (&out)[N]) {
     }
 }
 
-// Asks for the line of L2 that holds an address in global memory, 128 bytes; no value arrives.
+// Prefetches the 128-byte cache line of an address in global memory to L2. Returns no value.
 KGEN_DEVICE void prefetch_to_l2(const void* global) {
 #if !KGEN_HOST
     asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(global)));

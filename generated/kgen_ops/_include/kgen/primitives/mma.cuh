@@ -59,8 +59,8 @@ constexpr bool kIsBf16<bf16> = true;
 
 // Operands of a warp's products as values: a lane unpacks its own fragments, and reads the rows and columns that its
 // part of D needs. Consecutive products of a lane alternate between two halves, so that one warp barrier per product is
-// sufficient: a lane writes a half again two products later, after a barrier that all lanes reach after they have read
-// it.
+// sufficient: a lane writes the same half again two products later, and between the two every lane has read the half
+// and then passed the barrier of the product in between.
 struct MmaBoard {
     float a[2][16][16];  // half, row, column
     float b[2][16][8];   // half, row, column
@@ -81,7 +81,7 @@ KGEN_DEVICE float cut_off(double value) {
     return bit_cast<float>(bits - 1);
 }
 
-// The part of a lane in one product. It writes its elements of A and B, and then multiplies or reads rows of A.
+// A lane's part in one product: the lane writes its elements of A and B, and then multiplies, or reads rows of A.
 class MmaExchange {
 public:
     KGEN_DEVICE MmaExchange() : lane_(mma_lane()) {
@@ -90,7 +90,7 @@ public:
         half_ = board_->uses[lane_id()]++ & 1;
     }
 
-    // Row g or g + 8 (row_half 0 or 1) of A; after `meet`, those of all lanes are complete.
+    // Row g or g + 8 (row_half 0 or 1) of A. The rows are complete after `meet`.
     KGEN_DEVICE float* a(int row_half) { return board_->a[half_][lane_.g + 8 * row_half]; }
     // The element of B in column g.
     KGEN_DEVICE float& b(int row) { return board_->b[half_][row][lane_.g]; }
@@ -350,7 +350,7 @@ KGEN_DEVICE void stmatrix(const u32 (&r)[4], void* row) {
 }
 
 // The same, transposed: the opposite of ldmatrix<4, true>. r[m] is rows 2q and 2q + 1, column g of matrix m. Below
-// sm_90 a transposition more per matrix.
+// sm_90 each matrix takes one more instruction (movmatrix).
 template <int Arch = KGEN_ARCH>
 KGEN_DEVICE void stmatrix_transposed(const u32 (&r)[4], void* row) {
     KGEN_NEEDS_MMA(Arch, 750, "movmatrix needs sm_75");

@@ -5,13 +5,13 @@
 //     ...                                        // secondary kernel: work that does not need the primary's results
 //     kgen::griddepcontrol_wait(states);         // then its results
 //
-// The launch of the secondary kernel has `pdl: true` in the search space. Without it the kernel starts when the
-// primary has ended, and the wait returns at once. So it does before sm_90. On the host, too; but there the arguments
-// of the secondary kernel that are workspaces of earlier kernels point to other memory until its wait has changed them.
+// The launch of the secondary kernel has `pdl: true` in the search space. Without `pdl`, below sm_90 and on the host,
+// the secondary kernel starts when the primary has ended, and the wait returns at once. The host makes a missing wait
+// visible: arguments that are workspaces of earlier kernels point to other memory until the wait replaces them.
 //
-// Synchronisation: every thread of every kernel with pdl must wait, even if it needs no results, because a kernel
-// knows that the kernels before its primary have ended only from the primary's own wait. Before its wait, a kernel
-// must not write memory that its primary may still read.
+// Synchronisation: every thread of every kernel with pdl must wait, even if it needs no results of the primary. The
+// wait covers the primary only; that the kernels before the primary have ended follows from the primary's own wait.
+// Before its wait, a kernel must not write memory that its primary may still read.
 #pragma once
 
 #include "kgen/primitives/core.cuh"
@@ -39,9 +39,9 @@ KGEN_DEVICE void griddepcontrol_launch_dependents() {
 #endif
 }
 
-// Waits until the primary kernel has ended and its writes are visible. `pointers` are those through which its results
-// are read. They become opaque: otherwise the compiler could move a load through a const __restrict__ argument before
-// the wait.
+// Waits until the primary kernel has ended and its writes are visible. `pointers`: the pointers through which this
+// kernel reads the primary's results. They become opaque: otherwise the compiler could move a load through a
+// const __restrict__ argument before the wait.
 template <class... Pointers>
 KGEN_DEVICE void griddepcontrol_wait([[maybe_unused]] Pointers&... pointers) {
 #if KGEN_HOST

@@ -2,8 +2,8 @@
 // functions that are called instead of inlined.
 //
 // An `opaque` value is the same number, but the compiler can no longer derive it from anything before that point.
-// It therefore computes what depends on the value after that point. It does not compute it before a surrounding
-// loop, where every result would hold a register through the whole loop.
+// The compiler therefore computes expressions of the value after that point, and does not hoist them out of a
+// surrounding loop, where every result would occupy a register through the whole loop.
 #pragma once
 
 #include "kgen/primitives/core.cuh"

@@ -4,15 +4,15 @@
 //
 // The exponent e brings the largest |x| of a group of values (a row) to between 2^13 and 2^14. hi and lo have 11
 // bits each, like the two TF32 terms of split_tf32. lo is stored multiplied by 2^11, so that it does not
-// underflow fp16. Of the product of two such pairs
+// underflow fp16. The product of two such pairs is computed as
 //
 //     hi * hi + (hi * lo + lo * hi) * 2^-11
 //
-// is computed, with two accumulators: one for the first term, one for the other two.
+// with two accumulators: one for the first term, one for the other two.
 //
 // fp16 has five bits of exponent, TF32 has eight. The constant part of the error therefore matters for values far
-// below the largest of their group: both parts are equal at 2^-27 of it. A group with a value below 2^-29 of its
-// largest (an error of 2^-20) does not fit two fp16 terms, and its kernel must use TF32.
+// below the largest of their group: both parts are equal for a value of 2^-27 of the largest. A group with a value
+// below 2^-29 of its largest (a relative error of 2^-20) does not fit two fp16 terms, and its kernel must use TF32.
 //
 // Source: H. Ootomo and R. Yokota, Recovering single precision accuracy from Tensor Cores while surpassing the FP32
 // theoretical peak performance, 2022.

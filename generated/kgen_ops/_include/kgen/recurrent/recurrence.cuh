@@ -2,8 +2,8 @@
 //
 //     S_i = S_{i-1} + a_i c_i^T,   y_i = S_i^T p_i          i-th step of a loop
 //
-// S has rows (the features of a and p) and columns (those of c and y). A loop goes forward or backward in time;
-// gradients of what S sums go backward. With q, k, v and the gradient g of the output:
+// S has rows (the features of a and p) and columns (the features of c and y). A loop goes forward or backward in time;
+// gradients of the terms that S sums go backward. With q, k, v and the gradient g of the output:
 //
 //              loop       p    a    c    y     S
 //     out      forward    q    k    v    out   [E, M]
@@ -18,11 +18,12 @@
 //     for_each_batch    a block's steps through shared memory, S as ThreadStateTile in registers
 //     StepScan          many steps at once: a scan over time, for few heads
 //
-// With a decay the output reads S before its own step, whose term is a bonus that callers add (kgen/wkv/tensors.cuh):
+// With a decay the output of a step reads S before the step. The step's own term is a bonus, which callers add
+// (kgen/wkv/tensors.cuh):
 //
 //     y_i = S_{i-1}^T p_i,   S_i = D_i S_{i-1} + a_i c_i^T
 //
-// D is diagonal, of the rows or, where S is transposed, of the columns.
+// D is diagonal. It scales the rows of S, or its columns where S is transposed.
 //
 // Synchronisation: for_each_batch has one block barrier per buffer (two with a single buffer), StepScan one per call.
 #pragma once
@@ -49,8 +50,8 @@ struct NoDecay {
 
 // One column of S that lies in global memory, `pitch` floats from row to row.
 //
-// p and a are the first step's rows, p_stride and a_stride elements from step to step; column(t)
-// gives c_t and is called before S changes, result(t, y) takes y_t, decay(t, r) gives D_t's row r.
+// p and a point to the rows of step 0, p_stride and a_stride are the elements between steps. column(t) returns c_t and
+// is called before S changes; result(t, y) receives y_t; decay(t, r) returns element r of D_t.
 template <Direction W, class P, class A, class Column, class Result, class Decay = NoDecay>
 KGEN_DEVICE void run_in_memory(float* state, i64 pitch, i64 rows, i64 steps, const P* p,
                                 i64 p_stride, const A* a, i64 a_stride, Column column,
@@ -75,10 +76,11 @@ KGEN_DEVICE void run_in_memory(float* state, i64 pitch, i64 rows, i64 steps, con
     }
 }
 
-// Rows x Tile of S in the registers of a thread, whose column group of `Split` lanes has all rows.
+// A lane's part of Rows x Tile elements of S, in registers. The `Split` lanes of a group together hold all rows of
+// `Tile` columns.
 //
-// A lane has rows in runs of four, `Split` runs apart, so that one access of shared memory brings
-// four and the lanes of a group read side by side.
+// A lane holds rows in runs of four, `Split` runs apart, so that one access to shared memory reads a run, and the lanes
+// of a group read adjacent runs.
 template <int Rows, int Split, int Tile>
 class ThreadStateTile {
     static_assert(is_power_of_two(Split) && Split <= kWarpSize, "lanes of one warp share a column");
@@ -105,10 +107,10 @@ public:
         });
     }
 
-    // S += a c^T, y = S^T p, for all columns of the tile; every lane of a group gets its y.
-    // a and p lie in shared memory, kPitch elements of which those beyond Rows are zero.
+    // S += a c^T, y = S^T p, for all columns of the tile; every lane of a group gets the group's y. a and p lie in
+    // shared memory and have kPitch elements; elements beyond Rows are zero.
     //
-    // With a decay: y = S^T p, S = D S + a c^T; decay(run, factors) gives D of a run.
+    // With a decay: y = S^T p, S = D S + a c^T; decay(run, factors) returns D of a run.
     template <class T, class Decay = NoDecay>
     KGEN_DEVICE void step(const T* a, const T* p, const float (&c)[Tile], float (&y)[Tile],
                           const Decay& decay = {}) {
@@ -131,7 +133,7 @@ public:
                     } else {
                         s = fma(from_a[j], c[x], s);
                     }
-                    if (!exists(run, j)) s = 0.0f;  // 0 times an Inf of c
+                    if (!exists(run, j)) s = 0.0f;  // 0 times an Inf of c is NaN
                     if constexpr (!Decay::kDecays) sum = fma(from_p[j], s, sum);
                     state_[run][j][x] = s;
                 }
@@ -163,15 +165,16 @@ private:
     float state_[kRuns][4][Tile];
 };
 
-// One operand: the row of step 0, and elements from step to step.
+// One operand: the row of step 0, and the elements between steps.
 template <class T>
 struct StepPointer {
     const T* first;
     i64 stride;
 };
 
-// Copy rows of `Tokens` steps of a loop to shared memory, Pitch elements apart, by asynchronous copies
-// of Vec elements (from 4 bytes on). What lies beyond `width` or the last step is zero.
+// Copies rows of `Tokens` steps of a loop to shared memory, Pitch elements apart, by asynchronous copies of Vec
+// elements (ordinary loads and stores if Vec elements have fewer than 4 bytes). Elements beyond `width` and steps
+// beyond the last become zeros.
 template <Direction W, int Threads, int Tokens, int Pitch, int Vec, class T>
 KGEN_DEVICE void copy_steps(T* target, StepPointer<T> source, int width, i64 begin, i64 steps) {
     static_assert(Pitch % 8 == 0, "rows start at whole 16 bytes");
@@ -208,14 +211,14 @@ KGEN_DEVICE void for_each_batch(i64 steps, Stage stage, Use use) {
     }
     for (i64 batch = 0; batch < batches; ++batch) {
         if constexpr (Stages == 1) {
-            if (batch > 0) sync_block();  // all threads are done with the last batch
+            if (batch > 0) sync_block();  // all threads are done with the previous batch
             issue(batch);
             cp_async_commit();
             cp_async_wait<0>();
             sync_block();
         } else {
             cp_async_wait<Stages - 2>();
-            sync_block();  // the batch has arrived, and all threads are done with the one before
+            sync_block();  // the batch has arrived, and all threads are done with the previous batch
             if (batch + Stages - 1 < batches) issue(batch + Stages - 1);
             cp_async_commit();
         }
@@ -232,13 +235,12 @@ class StepRing {
     static constexpr int kBatch = Tokens * (2 * RowPitch + Columns);
 
 public:
-    // Of dynamic shared memory.
+    // Bytes of dynamic shared memory.
     static constexpr int kBytes =
         Stages * (kBatch * static_cast<int>(sizeof(T)) + Tokens * static_cast<int>(sizeof(f32x2)));
 
-    // Calls body(t, p, a, c, factors) at every step, with the step's rows in shared memory. Those of
-    // p and a end at `rows`, c's at `columns`; what lies beyond is zero. factors(t) is evaluated
-    // once per step and block.
+    // Calls body(t, p, a, c, factors) at every step, with the step's rows in shared memory. Rows of p and a have `rows`
+    // elements, rows of c have `columns`; elements beyond are zeros. factors(t) is evaluated once per step and block.
     template <Direction W, class Factors, class Body>
     static KGEN_DEVICE void run(i64 steps, int rows, int columns, StepPointer<T> p, StepPointer<T> a,
                                  StepPointer<T> c, Factors factors, Body body) {
@@ -269,8 +271,8 @@ public:
     }
 };
 
-// Exclusive sums over time, by a block of `Warps` warps: each group of `Lanes` threads has consecutive steps. One block
-// barrier per call, as in GroupReduce.
+// Exclusive sums over time, by a block of `Warps` warps: each group of `Lanes` threads has consecutive steps. A call
+// has one block barrier, which is sufficient for the reason given at GroupReduce.
 template <int Values, int Lanes, int Warps>
 class StepScan {
     static_assert(is_power_of_two(Lanes) && Lanes <= kWarpSize, "a group is part of a warp");
@@ -286,7 +288,7 @@ public:
         const int lane = lane_id(), warp = thread_rank() / kWarpSize;
         float* totals = scratch_ + half_ * (Warps * Values * Lanes);
         half_ ^= 1;
-        float earlier[Values];  // groups of this warp
+        float earlier[Values];  // sums of the earlier groups of this warp
 #pragma unroll
         for (int i = 0; i < Values; ++i) {
             float sum = values[i];
@@ -328,9 +330,9 @@ KGEN_DEVICE constexpr int next_power_of_two(int n) {
 
 // A column of S, taken many steps at a time by a whole block.
 //
-// `kLanes` threads have the rows of a column, RowsPerThread each, for StepsPerGroup steps in a row;
-// the groups of a block have consecutive steps. Columns > 1: several columns that share a and p.
-// Extra: one more row, a number that every thread keeps, which the caller's functions multiply.
+// A group of `kLanes` threads has the rows of a column, RowsPerThread each, of StepsPerGroup consecutive steps; the
+// groups of a block have consecutive runs of steps. Columns > 1: several columns that share a and p. Extra: one more
+// row of S, a number that every thread keeps; the caller's functions supply its terms and use its value.
 template <int Rows, int RowsPerThread, int StepsPerGroup, int Warps, int Columns, bool Extra = false>
 class ColumnScan {
 public:
@@ -361,8 +363,8 @@ public:
             if (exists(j)) state[row(j) * row_stride] = before_[column * RowsPerThread + j];
     }
 
-    // coefficients(t, c, x) gives c_t, and what is added to the extra row; result(t, y, x) takes y_t
-    // and the extra row, in one thread of the group.
+    // coefficients(t, c, x) returns c_t in c, and the term of the extra row in x. result(t, y, x) receives y_t and the
+    // extra row; one thread of each group calls it.
     template <Direction W, class T, class Coefficients, class Result>
     KGEN_DEVICE void run(i64 steps, StepPointer<T> p, StepPointer<T> a, Coefficients coefficients,
                           Result result) {

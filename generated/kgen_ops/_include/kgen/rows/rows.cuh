@@ -1,4 +1,4 @@
-// Vectors of a row and of its residual, which is optional.
+// Vectors of a row and of its optional residual.
 #pragma once
 
 #include "kgen/primitives/memory.cuh"

@@ -277,7 +277,7 @@ KGEN_DEVICE void tap_gradient_tiles(const T* g, const T* x, W* gw, i64 batch, i6
             float acc[1][Taps] = {};
             sliding_fma(acc, gs, 0, xs - d, d / 4 * 4, padded);
 #pragma unroll
-            for (int v = 0; v < Taps; ++v) total[d + v] += acc[0][v];  // this thread's only
+            for (int v = 0; v < Taps; ++v) total[d + v] += acc[0][v];  // only this thread adds to it
         });
     }
     sync_block();

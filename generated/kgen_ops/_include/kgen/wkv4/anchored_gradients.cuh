@@ -2,34 +2,37 @@
 //
 //     weight = 2^(log2e k - anchor)      a <- e^w a + weight v      b <- e^w b + weight
 //
-// States within the segment have the unit 2^anchor, gradients by them 2^-anchor. The decay of a step is then a
-// constant of the channel, and a step takes one exponential and one reciprocal:
+// States within the segment are in units of 2^anchor, gradients by them in units of 2^-anchor. The decay of a step is
+// then a constant of the channel, and a step takes one exponential and one reciprocal:
 //
 //     y = (a + e^u weight v) / (b + e^u weight)      r = gy / (b + e^u weight)       own = e^u r (v - y)
 //     gv = weight (ga + e^u r)                       gk = weight (v ga + gb + own)   gw = sum of a ga + b gb, times e^w
 //     ga <- e^w ga + r                               gb <- e^w gb - r y              gu = sum of weight own
 //
-// Numerators a are kept times kBias, everything else has the unit 2^anchor or 2^-anchor. Instructions for exponentials
-// and reciprocals flush subnormal numbers, and others lose their last bits, so that anchors keep the numbers apart from
-// both ends of the range of fp32:
+// Numerators a are stored multiplied by kBias; everything else is in units of 2^anchor or 2^-anchor. Instructions for
+// exponentials and reciprocals flush subnormal numbers, and in other instructions subnormal numbers lose their last
+// bits. Anchors are therefore chosen such that the numbers stay away from both ends of the range of fp32:
 //
 //     weights, also times e^u, and b      from 2^kLow to 2^kHigh, unless an anchor moves up
 //     gradients                           lose 2^-150, which is 2^(kHigh - 150) of gk and gv
 //     y                                   loses 2^-150 / (kBias 2^kLow)
 //
-// Both are below 1024 * 2^-126, what certificates allow of values near 1. The anchor is the largest exponent, its bonus
-// counted. Where exponents are more than -kLow apart, the smallest weight is 2^kLow. Where they are more than kFar
-// apart, or keys are infinite or all NaN, the channel is `apart`: its steps are taken one by one (SeparateSteps), with
-// the same sums and states between segments. So is a channel whose numerators or sums of gradients overflow. What else
-// is computed for such a channel is a number without a meaning, and is not used.
+// Both losses are below 1024 * 2^-126, which a certificate allows for values near 1. The anchor is the largest exponent
+// of the segment's terms, with or without the bonus. Where the exponents differ by more than -kLow, the anchor is
+// lower, such that the smallest weight is 2^kLow. Where they differ by more than kFar, or keys are infinite or all NaN,
+// the channel is `apart`: its steps are taken one by one (SeparateSteps), with the same sums and states between
+// segments. A channel whose numerators or sums of gradients overflow is `apart`, too. The code for anchored channels
+// runs for such a channel as well, but its results have no meaning and are not used.
 //
-// In units of 2^-anchor gradients of steps may be up to 2^-kLow times as large as gk and gv, those of later segments
-// among them. Where a result is not finite, the segment of the channel is computed again, step by step; its sums and
-// states were finite, and stay.
+// In units of 2^-anchor the gradients by states, also the gradient from later segments, may be up to 2^-kLow times as
+// large as gk and gv. Where a result is not finite, the segment of the channel is computed again, step by step; its
+// sums and states were finite, and are kept.
 //
-// A state before the segment that is above the anchor by more than 2^kMostState moves the anchor up. Weights that fall
-// below 2^kLow by that are too small to count, unless a strong decay or a large bonus makes them count within the
-// segment: apart, and so is a channel whose state is below 2^kLeastState or above what one exact factor moves.
+// A state before the segment whose exponent is above the anchor by more than kMostState moves the anchor up. Weights
+// that thereby fall below 2^kLow are too small to count, unless a strong decay or a large bonus makes them count within
+// the segment; then the channel is `apart`. A channel is also `apart` if the state's exponent is more than -kLeastState
+// below the anchor, or if the anchor would move up by more than kMostShift, which is the most that one exact factor can
+// do.
 #pragma once
 
 #include "kgen/wkv4/weighted_gradients.cuh"
@@ -39,22 +42,23 @@ namespace kgen::wkv4 {
 constexpr float kLow = -106.0f;  // log2 of the smallest weight
 constexpr float kHigh = 30.0f;   // of the largest weight or state
 constexpr float kFar = kHigh - kLow;
-constexpr float kBias = 0x1p80f;  // of values
+constexpr float kBias = 0x1p80f;  // factor of numerators
 constexpr float kUnbias = 0x1p-80f;
-constexpr float kMostState = 24.0f;  // of the state before a segment; its b is 32 times as large at most
+constexpr float kMostState = 24.0f;  // of the unit of the state before a segment; the state's b is at most 32 units
 constexpr float kLeastState = -120.0f;
 constexpr float kMostShift = 120.0f;  // by which an anchor moves up
-// Of a segment whose anchor moves up so far that weights may fall below 2^kLow.
+// Limits of a segment whose anchor moves up so far that weights may fall below 2^kLow.
 constexpr int kMostDecay = 40;  // log2 of the inverse decay
 constexpr float kMostShiftedBonus = 8.0f;
 constexpr float kMostBonusLog2 = 100.0f;
-// Decays between these are subnormal or 0 in fp32, and count where keys are far apart: all segments are apart.
+// A decay whose log2 is between these limits is subnormal or 0 in fp32, but counts where keys are far apart: all
+// segments of such a channel are `apart`.
 constexpr float kLeastDecayLog2 = -125.0f;
 constexpr float kNoDecayLog2 = -290.0f;
 constexpr float kMostNumerator = 0x1p120f;  // larger sums may have overflowed within the segment
 constexpr float kMostGradient = 0x1p110f;
 
-// What the segments of a channel share.
+// The constants of a channel, which all its segments share.
 struct AnchoredChannel {
     float decay;       // e^w
     float bonus;       // e^u
@@ -71,8 +75,8 @@ struct AnchoredChannel {
     }
 };
 
-// Rows of a thread's channels in global memory, from one row on. The stride is in bytes, so that an address is one
-// instruction.
+// Rows of a thread's channels in global memory, beginning with `row`. The stride is in bytes, so that an address takes
+// one instruction.
 template <class T>
 struct ByteRows {
     T* row;
@@ -89,7 +93,7 @@ struct ByteRows {
     KGEN_DEVICE u8* bytes() const { return const_cast<u8*>(reinterpret_cast<const u8*>(row)); }
 };
 
-// `Steps` steps of a tensor of a block in shared memory, rows of `Pitch` elements, at a thread's channels.
+// Steps of a tensor that a block has staged in shared memory, in rows of `Pitch` elements, at a thread's channels.
 template <class T, int Width, int Pitch>
 struct StepTile {
     const T* first;
@@ -102,8 +106,8 @@ struct StepTile {
     KGEN_DEVICE float value(int i, int j) const { return to_float(first[i * Pitch + j]); }
 };
 
-// Four floats of each column for each segment of a round, in shared memory: of a state (exponent, a, b, -), of a
-// gradient (a, b, change of the exponent, -). A channel j of lane l has the column j * lanes + l.
+// Four floats for each column and each segment of a round, in shared memory: (exponent, a, b, -) of a state, or (a, b,
+// change of the exponent, -) of a gradient. Channel j of lane l has column j * lanes + l.
 template <int Columns>
 struct QuadSlots {
     static constexpr int kFloats = 4 * Columns;  // of a slot
@@ -135,8 +139,8 @@ struct QuadSlots {
         return {found[0], found[1]};
     }
 
-    // Replaces the sums of `Segments` segments from `slot` on by the states before them. `state`: before the first; it
-    // becomes the state after the last. `Put`: whether the slots are wanted.
+    // Replaces the sums of `Segments` segments from `slot` on by the states before them. `state`, before the first
+    // segment, becomes the state after the last one. Without `Put` the slots are left unchanged.
     template <int Segments, bool Put>
     KGEN_DEVICE void go_on(WholeSum<false>& state, const WholeDecay& decay, int slot,
                            int column) const {
@@ -147,7 +151,7 @@ struct QuadSlots {
             state.append(decay, next);
         }
     }
-    // Replaces the sums of `Segments` segments by the gradients after them; as GradientSlots::go_back.
+    // Replaces the sums of `Segments` segments by the gradients after them, as GradientSlots::go_back does for one.
     template <int Segments>
     KGEN_DEVICE void go_back(StateGradient& after, const WholeDecay& decay, int column) const {
 #pragma unroll
@@ -159,8 +163,8 @@ struct QuadSlots {
     }
 };
 
-// The states before a thread's steps in shared memory, where they take no registers: 2 * Width floats a step. Without
-// `Keep` they are not wanted.
+// The states before a thread's steps, stored in shared memory to save registers: 2 * Width floats per step. Without
+// `Keep` nothing is stored.
 template <int Width, int Threads, bool Keep>
 struct KeptStates {
     static constexpr int kPiece = Width == 1 ? 2 : 4;  // floats of one access
@@ -200,8 +204,8 @@ struct KeptStates {
     }
 };
 
-// A segment of a channel step by step, for keys that have no common anchor: `weighted_step`, in loops that are not
-// unrolled, so that what a step needs is in local memory.
+// Computes a segment of a channel step by step (`weighted_step`), for keys that have no common anchor. The loops are
+// not unrolled, so that the values of the steps are in local memory.
 template <int Steps>
 struct SeparateSteps {
     WeightedStep step[Steps];
@@ -216,7 +220,7 @@ struct SeparateSteps {
         return WholeSum<false>::of_natural(state.m, state.a, state.b);
     }
 
-    // The gradient before the segment of its own steps, in units of 2^-(exponent of `before`).
+    // Returns the gradient before the segment, of the segment's own steps only, in units of 2^-(exponent of `before`).
     template <class Tile>
     KGEN_DEVICE StateGradient outputs(const WholeSum<false>& before,
                                       const ChannelExponents& channel, const Tile& k, const Tile& v,
@@ -302,8 +306,8 @@ struct AnchoredSegment {
         }
     }
 
-    // The outputs, from the state before the segment. sums[j] <- the gradient before the segment of its own steps, in
-    // units of 2^-(exponent of that state).
+    // Computes the outputs from the state before the segment. sums[j] <- the gradient before the segment, of the
+    // segment's own steps only, in units of 2^-(exponent of that state).
     template <class Kept>
     KGEN_DEVICE void outputs(StateGradient (&sums)[Width], const WholeSum<false> (&before)[Width],
                              const AnchoredChannel (&channel)[Width], const Tile& gy,
@@ -364,9 +368,9 @@ struct AnchoredSegment {
         gradient.b = fma(channel.decay, gradient.b, -ry[i][j]);
     }
 
-    // Gradients of the steps, of which the first `count` are stored; gw and gu of the segment. `after(j)` reads the
-    // gradient after the segment in units of 2^-exponent. finite[j]: all results of the channel are finite, and so is
-    // the sum of the products gk gv, which takes one instruction per step to find out.
+    // Stores the gradients of the first `count` steps, and computes gw and gu of the segment. `after(j)` reads the
+    // gradient after the segment in units of 2^-exponent. finite[j]: whether gw, gu and the sum of the products gk gv
+    // are finite. This sum detects a gk or gv that is not finite, at one instruction per step.
     template <bool Whole, class After, class Kept>
     KGEN_DEVICE void gradients(float (&gw)[Width], float (&gu)[Width], bool (&finite)[Width],
                                const After& after, const float (&exponent)[Width],

@@ -3,14 +3,15 @@
 //     y_t = (N + exp(u + k_t) v_t) / (D + exp(u + k_t))        N, D before step t
 //     N <- exp(w) N + exp(k_t) v_t,  D <- exp(w) D + exp(k_t)
 //
-// A Pair (exponent, a, b) stands for (a e^exponent, b e^exponent); (N, D) is one. Its exponent is the largest of its
-// terms', so weights are at most 1. Adding pairs is associative: segments of the steps can be summed separately.
-// The gradients by N and D are a Pair too, whose recurrence goes backward in time.
+// (N, D) is stored as a Pair (exponent, a, b), which stands for (a e^exponent, b e^exponent). The exponent of a Pair is
+// the largest exponent of its terms, so weights are at most 1. Adding pairs is associative: segments of the steps can
+// be summed separately. The gradients by N and D are a Pair too, whose recurrence goes backward in time.
 //
 // After T steps of log decay w an exponent is near T w, and a factor is the exponential of a small difference of two
-// such. Backward, the exponents of state and gradient are summed in different orders, so that the rounding of T w
-// would be the relative error of the gradient by the initial state; there an exponent is the sum of two floats. The
-// output of a step compares exponents of one order of sums, whose errors cancel: forward needs one float.
+// such exponents. In the backward pass the exponents of state and gradient are summed in different orders, so the
+// rounding error of T w would become the relative error of the gradient by the initial state. Backward, an exponent is
+// therefore the sum of two floats. In the forward pass the output of a step compares exponents that were summed in the
+// same order, whose errors cancel: forward needs one float.
 #pragma once
 
 #include "kgen/chunked/decay_form.cuh"
@@ -19,7 +20,7 @@
 
 namespace kgen::wkv4 {
 
-// Exponent of an empty sum. Not -Inf, which would subtract from itself.
+// Exponent of an empty sum. It is not -Inf, because -Inf - (-Inf) is NaN.
 constexpr float kEmpty = -1e38f;
 
 // The log decay of a w in the form `log` or `raw`.
@@ -29,7 +30,7 @@ KGEN_DEVICE float log_decay(float w) {
     return Form == DecayForm::raw ? -exp(w) : w;
 }
 
-// The derivative of the log decay by w. Where the decay is 0, it stays 0 nearby.
+// The derivative of the log decay by w. Where the decay is 0, the derivative is 0: the decay stays 0 for nearby w.
 template <DecayForm Form>
 KGEN_DEVICE float log_decay_slope(float decay) {
     return Form != DecayForm::raw ? 1.0f : decay == -infinity() ? 0.0f : decay;
@@ -40,12 +41,12 @@ struct LogDecay {
     float high, low = 0.0f;
 };
 
-// What an operation lost by rounding; 0 where its result is not finite.
+// Returns `error`, the rounding error of an operation, or 0 where the operation's result is not finite.
 KGEN_DEVICE float rounding_of(float result, float error) {
     return abs(result) < infinity() ? error : 0.0f;
 }
 
-// The log decay of several steps; 0 of none, also where the decay of a step is -Inf.
+// The log decay of several steps. For 0 steps it is 0, even if the log decay of a step is -Inf.
 KGEN_DEVICE LogDecay decay_of_steps(float decay, i64 steps) {
     if (steps == 0) return LogDecay{0.0f};
     const float product = decay * static_cast<float>(steps);
@@ -66,14 +67,14 @@ struct PairOf {
             return;
         }
         const float sum = exponent + decay.high;
-        const float added = sum - exponent;  // of decay.high, what is in the sum
+        const float added = sum - exponent;  // the part of decay.high that is in the sum
         const float error = (exponent - (sum - added)) + (decay.high - added);
         low += rounding_of(sum, error) + decay.low;
         exponent = sum;
     }
 
-    // Adds (x, y) e^(top + top_low); returns the factor of the earlier a and b. One of the two weights is 1, so there
-    // is one exponential. NaN reaches a and b, never the exponent.
+    // Adds (x, y) e^(top + top_low); returns the factor by which it multiplied the earlier a and b. One of the two
+    // weights is 1, so there is one exponential. NaN reaches a and b, never the exponent.
     KGEN_DEVICE float add(float top, float top_low, float x, float y) {
         const float shift = (top - exponent) + (top_low - low);
         const float small = fast_exp(-abs(shift));
@@ -95,7 +96,7 @@ struct PairOf {
 
 using Pair = PairOf<true>;  // of the backward pass
 
-// A step of the state; returns the factor of the earlier sums.
+// Advances the state past a step; returns the factor by which `add` multiplied the earlier sums.
 template <bool TwoParts>
 KGEN_DEVICE float step(PairOf<TwoParts>& state, float decay, float k, float v) {
     state.decay_by(LogDecay{decay});
@@ -118,7 +119,8 @@ KGEN_DEVICE Output output_of(PairOf<TwoParts> state, float key, float v) {
     return Output{state.exponent, state.low, state.a * inverse, inverse, old};
 }
 
-// The state before the first step: element `column` of [B * C, 3] (num, den, max), or empty if null.
+// The state before the first step: element `column` of [B * C, 3] (num, den, max), or an empty pair if `states` is
+// null.
 template <bool TwoParts>
 KGEN_DEVICE PairOf<TwoParts> initial_pair(const float* states, i64 column) {
     if (states == nullptr) return {};

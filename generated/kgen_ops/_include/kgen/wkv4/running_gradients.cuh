@@ -1,7 +1,9 @@
-// Gradients of a thread's segment of time, the same instructions for all values. See gradients.cuh for the formulas.
+// Gradients of a thread's segment of time, with the same instructions for all values. See gradients.cuh for the
+// formulas.
 //
-// The gradient by (N, D) is a running state, too: (m, a, b) that goes backward in time. Its terms have the exponents of
-// the outputs' denominators, negated. A segment's sum of it is a WholeSum, relative to the segment's first step.
+// The gradient by (N, D) is a running state (m, a, b), too; it goes backward in time. The exponents of its terms are
+// the negated exponents of the outputs' denominators. A segment's sum of these terms is a WholeSum, relative to the
+// segment's first step.
 #pragma once
 
 #include "kgen/wkv4/gradients.cuh"
@@ -9,7 +11,7 @@
 
 namespace kgen::wkv4 {
 
-// What the gradients of a step need of its output and of the state before it.
+// The values that a step's gradients need of the step's output and of the state before it.
 struct StepOutput {
     float exponent;  // of the denominator, to base e
     float y, r;      // r: gy / (denominator * e^-exponent)
@@ -58,7 +60,7 @@ KGEN_DEVICE void segment_step_outputs(StepOutput (&outputs)[Steps][Width],
     }
 }
 
-// sums[j] <- the gradients by (N, D) before the segment, of the outputs of its steps.
+// sums[j] <- the gradient by the (N, D) before the segment, of the outputs of the segment's steps only.
 template <bool Whole, int Width, int Steps>
 KGEN_DEVICE void sum_gradients(WholeSum<false> (&sums)[Width],
                                const ChannelExponents (&channel)[Width],
@@ -91,7 +93,8 @@ KGEN_DEVICE void sum_gradients(WholeSum<false> (&sums)[Width],
     }
 }
 
-// Gradients of a step; `gradient`, by (N, D) after the step, becomes the one before it. gw is added to.
+// Returns the gradients of a step, and adds to gw. `gradient`, by the (N, D) after the step, becomes the gradient by
+// the (N, D) before it.
 KGEN_DEVICE StepGradients step_back(RunningState& gradient, const StepOutput& output, float decay,
                                     float k, float v, float& gw) {
     const float later = fast_exp2((k + gradient.m) * kLog2e);
@@ -109,8 +112,8 @@ KGEN_DEVICE StepGradients step_back(RunningState& gradient, const StepOutput& ou
     return found;
 }
 
-// Stores gk and gv of a segment from step t on, and adds to gw and gu. The gradients by (N, D) after the
-// segment go on before it.
+// Stores gk and gv of a segment from step t on, and adds to gw and gu. `gradient`, by the (N, D) after the segment,
+// becomes the gradient by the (N, D) before it.
 template <bool Whole, class T, int Width, int Steps>
 KGEN_DEVICE void segment_gradients(RunningState (&gradient)[Width], float (&gw)[Width],
                                    float (&gu)[Width], const StepOutput (&outputs)[Steps][Width],
@@ -139,15 +142,15 @@ KGEN_DEVICE void segment_gradients(RunningState (&gradient)[Width], float (&gw)[
     }
 }
 
-// The gradient by (N, D) after the last step, of which `state` keeps the largest term: num and den are a and b divided
-// by it. The gradient by max counts as 0; see the operator's doc.
+// The gradient by the (N, D) after the last step. num and den of the stored final state are a and b of `state`, divided
+// by its largest term `most`. The gradient by max is taken as 0; see the operator's doc.
 template <bool Largest>
 KGEN_DEVICE WholeSum<false> last_gradient(const float* gfinal_state, i64 column,
                                           const WholeSum<Largest>& state) {
     const float factor = state.most > 0.0f ? 1.0f / state.most : 1.0f;
     WholeSum<false> gradient{-state.exponent, factor * gfinal_state[column * 3],
                              factor * gfinal_state[column * 3 + 1]};
-    // The exponent of an empty state is too large to add to.
+    // The exponent of an empty state is so large that adding to it has no effect.
     if (abs(state.exponent) < 1e7f) gradient.normalise(larger(abs(gradient.a), abs(gradient.b)));
     return gradient;
 }

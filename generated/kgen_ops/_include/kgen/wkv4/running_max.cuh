@@ -1,12 +1,12 @@
-// Sums and outputs of a thread's segment of time, the same instructions for all values.
+// Sums and outputs of a thread's segment of time, with the same instructions for all values.
 //
 // A state within a segment is (m, a, b): numerator a e^m, denominator b e^m. m is the running maximum of its terms'
 // exponents, m <- max(m + w, k_t), so that one of the two weights of a step is 1 and b does not vanish. A step takes
 // one exponential, e^-|k_t - m - w|, and four multiply-adds under a predicate, of which two take effect.
 //
-// The sums of a segment need no running maximum: they are relative to the segment's end, where the largest term has a
-// weight near 1, and a weight that underflows is too small to count. Such a sum is (a, b) 2^exponent with a whole
-// exponent, and the decay of several steps is a whole exponent and a factor near 1. Whole exponents add without
+// The sums of a segment need no running maximum: their weights are relative to the segment's end, where the largest
+// term has a weight near 1, and a weight that underflows is too small to count. Such a sum is (a, b) 2^exponent with a
+// whole exponent, and the decay of several steps is a whole exponent and a factor near 1. Whole exponents add without
 // rounding, so that the sums of any number of segments have no more than the error of their factors.
 //
 // NaN reaches a and b, never an exponent. A decay of 0 is w = -Inf.
@@ -39,7 +39,7 @@ KGEN_DEVICE float smaller_or_nan(float x, float bound) {
 #endif
 }
 
-// Adds (x, y) e^shift to (a, b), then both relative to the larger exponent; `small` is e^-|shift|.
+// Adds (x, y) e^shift to (a, b) and makes (a, b) relative to the larger of the two exponents; `small` is e^-|shift|.
 KGEN_DEVICE void add_shifted(float& a, float& b, float x, float y, float shift, float small) {
 #if KGEN_HOST
     const bool rises = shift > 0.0f;
@@ -67,7 +67,7 @@ struct WholeDecay {
         const float natural = log_decay * count;
         const float exponent = natural * kLog2e;
         const float whole = nearest_whole(exponent);
-        // What the products lost by rounding. Beyond 2^24 exponents have no fraction.
+        // The rounding errors of the products. Exponents beyond 2^24 have no fraction.
         const float lost = fma(natural, kLog2e, -exponent) +
                            fma(natural, kLog2eLow, fma(log_decay, count, -natural) * kLog2e);
         const float rest = (exponent - whole) + lost;
@@ -75,8 +75,8 @@ struct WholeDecay {
     }
 };
 
-// (a, b) 2^exponent, the exponent a whole number. `Largest`: with the largest term, as a state in memory needs it: the
-// term is most * 2^exponent, and its exponent to base e is `largest`.
+// (a, b) 2^exponent, where the exponent is a whole number. With `Largest` the sum also has its largest term, which a
+// state in memory needs: the term is most * 2^exponent, and its exponent to base e is `largest`.
 template <bool Largest>
 struct WholeSum {
     static constexpr int kFloats = Largest ? 5 : 3;  // in memory
@@ -84,7 +84,8 @@ struct WholeSum {
     float exponent = kEmpty, a = 0.0f, b = 0.0f;
     float largest = kEmpty, most = 0.0f;
 
-    // Makes `size`, of the order of a or b, a number from 1 to 2, unless it is 0.
+    // Scales the sums by the power of two that brings `size`, which is of the order of a or b, to between 1 and 2. Does
+    // nothing if `size` is 0.
     KGEN_DEVICE void normalise(float size) {
         u32 bits = min(bit_cast<u32>(size) & 0x7f800000u, 0x7e800000u);
         bits = bits == 0 ? 0x3f800000u : bits;
@@ -95,7 +96,7 @@ struct WholeSum {
         if constexpr (Largest) most *= scale;
     }
 
-    // Decays the sums, then adds a later one's.
+    // Decays the sums, then adds the sums of later steps.
     KGEN_DEVICE void append(const WholeDecay& decay, const WholeSum& later) {
         const float kept = exponent + decay.whole;
         exponent = larger(kept, later.exponent);
@@ -109,7 +110,7 @@ struct WholeSum {
         }
     }
 
-    // A state in memory, (num, den, max) with max to base e; null: empty.
+    // Reads a state in memory, (num, den, max) with max to base e. Returns an empty sum if `states` is null.
     KGEN_DEVICE static WholeSum of_state(const float* states, i64 column) {
         if (states == nullptr) return {};
         return of_natural(states[column * 3 + 2], states[column * 3], states[column * 3 + 1]);
@@ -219,7 +220,7 @@ KGEN_DEVICE void load_steps(Loaded<T, Width, Steps>& steps, const StepRows<const
         load_steps<false>(steps, rows, row, count);
 }
 
-// What a channel's steps share.
+// The constants of a channel, which all its steps share.
 struct ChannelExponents {
     float decay;       // the log decay
     float decay_log2;  // log2e times that
@@ -239,7 +240,7 @@ KGEN_DEVICE void to_keys(float (&keys)[Steps][Width], const Loaded<T, Width, Ste
     for (int i = 0; i < Steps; ++i) k.step[i].to_floats(keys[i]);
 }
 
-// sums[j] <- those of a segment, from 0. `Whole`: all steps are there; otherwise the first `count` are.
+// sums[j] <- the sums of a segment, from 0. `Whole`: all steps exist; otherwise the first `count` do.
 template <bool Whole, bool Largest, class T, int Width, int Steps>
 KGEN_DEVICE void sum_segment(WholeSum<Largest> (&sums)[Width],
                              const ChannelExponents (&channel)[Width],
@@ -278,7 +279,7 @@ KGEN_DEVICE void sum_segment(WholeSum<Largest> (&sums)[Width],
         for (int j = 0; j < Width; ++j) {
             float weight;
             if constexpr (Largest) {
-                // A state in memory is verified more closely than outputs: no rounding of large numbers.
+                // A state in memory is verified more closely than outputs: large exponents are not rounded here.
                 const float rest = fma(keys[i][j], kLog2e, -sums[j].exponent);
                 weight = fast_exp2(decayed(i, channel[j].decay_log2, rest));
                 sums[j].most = larger(sums[j].most, weight);
@@ -295,14 +296,15 @@ KGEN_DEVICE void sum_segment(WholeSum<Largest> (&sums)[Width],
 struct RunningState {
     float m, a, b;
 
-    // m is near the sum's exponent, to base e; what its rounding lost is a factor of a and b.
+    // m is the sum's exponent converted to base e, rounded; a and b are multiplied by the factor that the rounding
+    // lost.
     template <bool Largest>
     KGEN_DEVICE static RunningState of(const WholeSum<Largest>& sum) {
         const float m = sum.exponent * kLn2;
         const float factor = lost_factor(sum.exponent, m);
         return {m, factor * sum.a, factor * sum.b};
     }
-    // 2^exponent / e^m, where m is the exponent to base e, rounded.
+    // Returns 2^exponent / e^m, where m is the exponent converted to base e, rounded.
     KGEN_DEVICE static float lost_factor(float exponent, float m) {
         const float lost = fma(-m, kLog2e, exponent) - m * kLog2eLow;
         return fast_exp2(larger(smaller(lost, 1.0f), -1.0f));  // also of an empty sum

@@ -1,4 +1,5 @@
-// A thread's consecutive steps of `Vec` adjacent channels, and kernels' parts that need nothing of other threads.
+// Loads and sums of a thread's consecutive steps of `Width` adjacent channels. No function exchanges data with other
+// threads.
 #pragma once
 
 #include "kgen/primitives/memory.cuh"
@@ -41,7 +42,7 @@ KGEN_DEVICE void load_decays(float (&decay)[Width], const W* w, i64 c, bool insi
     for (int j = 0; j < Width; ++j) decay[j] = inside ? log_decay<Form>(to_float(w[c + j])) : 0.0f;
 }
 
-// sums[j] <- sums[j] and the terms of the first `count` steps.
+// Advances sums[j] past the first `count` steps: decays the sums and adds each step's terms.
 template <bool TwoParts, class T, int Width, int Steps>
 KGEN_DEVICE void add_steps(PairOf<TwoParts> (&sums)[Width], const float (&decay)[Width],
                            const Held<T, Width, Steps>& k, const Held<T, Width, Steps>& v,
@@ -57,8 +58,9 @@ KGEN_DEVICE void add_steps(PairOf<TwoParts> (&sums)[Width], const float (&decay)
     }
 }
 
-// Sums the terms of each of the first `runs` runs of `run_steps` steps: run i of batch row b to row b * row_runs + i of
-// sums, PairRows. A thread per batch row, run and `Width` channels; a block of `Threads` has one run.
+// Sums each of the first `runs` runs of `run_steps` steps of every batch row. The sum of run i of batch row b goes to
+// row b * row_runs + i of `sums` (PairRows). A thread sums one run of `Width` channels; all threads of a block have the
+// same run.
 template <DecayForm Form, bool TwoParts, int Width, int Steps, int Threads, class T, class W>
 KGEN_DEVICE void sum_runs(const T* k, const T* v, const W* w, float* sums, i64 T_, i64 C,
                           i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,

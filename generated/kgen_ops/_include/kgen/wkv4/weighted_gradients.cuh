@@ -1,4 +1,5 @@
-// Gradients of a thread's segment of time from the weights of its forward steps, the same instructions for all values.
+// Gradients of a thread's segment of time from the weights of its forward steps, with the same instructions for all
+// values.
 //
 // A step of a state (m, a, b) is a <- forget a + input v, b <- forget b + input, with forget = e^(m + w - m') and
 // input = e^(k - m'), one of them 1. The gradient (ga, gb) by the state's own a and b, in units of e^-m, goes backward
@@ -10,9 +11,9 @@
 // r is gy / (denominator e^-m) and own is e^(u + k - m) r. A state's b is at least 1, so that |r| <= |gy| and the
 // gradient does not overflow.
 //
-// Between segments a gradient has the unit 2^-E, E the whole exponent of the state there, and decays by the segment's
-// exact decay. The product of a segment's weights would not do: a sum m + w rounds in the same direction at every step,
-// and that error would grow with T.
+// Between segments a gradient is in units of 2^-E, where E is the whole exponent of the state there, and decays by the
+// segment's exact decay. The product of a segment's weights is not used instead: the sum m + w rounds in the same
+// direction at every step, so that the error of the product would grow with T.
 #pragma once
 
 #include "kgen/wkv4/gradients.cuh"
@@ -20,8 +21,8 @@
 
 namespace kgen::wkv4 {
 
-// log2 of the largest weight of a step's own term, relative to its state: the reciprocal must be a normal number. What
-// the state then counts too much is below the smallest normal number.
+// log2 of the largest weight of a step's own term, relative to its state. A larger weight is clamped, because its
+// reciprocal must be a normal number. The excess that the state then contributes is below the smallest normal number.
 constexpr float kMostOwnRatio = 125.0f;
 
 // What the gradients of a step need.
@@ -57,9 +58,9 @@ KGEN_DEVICE WeightedStep weighted_step(RunningState& state, const ChannelExponen
     return found;
 }
 
-// The steps of a segment, from the states before it. Advances the states past it. Of steps from `count` on, k, v and gy
-// are 0, so that they add nothing to a gradient of 0. `Final`: what follows has a gradient; such steps leave a state
-// and its gradient as they are.
+// Computes the steps of a segment from the states before it, and advances the states past it. Steps from `count` on do
+// not exist; their k, v and gy are 0, so that they add nothing to a gradient of 0. `Final`: the final state has a
+// gradient. Steps that do not exist then leave a state and its gradient as they are.
 template <bool Final, class T, int Width, int Steps>
 KGEN_DEVICE void segment_weighted_steps(WeightedStep (&found)[Steps][Width],
                                         RunningState (&state)[Width],
@@ -85,7 +86,8 @@ KGEN_DEVICE void segment_weighted_steps(WeightedStep (&found)[Steps][Width],
     }
 }
 
-// The gradient by a state's a and b, in units of e^-m. It becomes the one before a step.
+// The gradient by a state's a and b, in units of e^-m. step_back() turns the gradient after a step into the gradient
+// before it.
 struct StateGradient {
     float a = 0.0f, b = 0.0f;
 
@@ -93,8 +95,8 @@ struct StateGradient {
         a = fma(step.forget, a, step.r);
         b = fma(step.forget, b, -step.r * step.y);
     }
-    // Becomes the gradient before a segment, whose own sum is `sum` and for which `change` is the exponent of the state
-    // before it, less that of the state after it.
+    // Turns the gradient after a segment into the gradient before it. `sum`: what the segment's own steps add.
+    // `change`: the exponent of the state before the segment minus the exponent of the state after it.
     KGEN_DEVICE void prepend(const WholeDecay& decay, float change, const StateGradient& sum) {
         const float kept = fast_exp2(smaller(change + decay.whole, 126.0f)) * decay.factor;
         a = fma(kept, a, sum.a);
@@ -102,7 +104,7 @@ struct StateGradient {
     }
 };
 
-// gk and gv of a step, from the gradient after the step. gw and gu are added to.
+// Computes gk and gv of a step from the gradient after the step, and adds to gw and gu.
 KGEN_DEVICE void gradients_of(float& gk, float& gv, float& gw, float& gu, const WeightedStep& step,
                               float v, const StateGradient& after) {
     const float own = step.own * (v - step.y);
@@ -112,7 +114,7 @@ KGEN_DEVICE void gradients_of(float& gk, float& gv, float& gw, float& gu, const 
     gw = fma(step.forget, fma(step.a, after.a, step.b * after.b), gw);
 }
 
-// The gradient before a segment, of its own steps alone.
+// sums[j] <- the gradient before a segment, of the segment's own steps only.
 template <int Width, int Steps>
 KGEN_DEVICE void sum_weighted_steps(StateGradient (&sums)[Width],
                                     const WeightedStep (&steps)[Steps][Width]) {
@@ -125,8 +127,8 @@ KGEN_DEVICE void sum_weighted_steps(StateGradient (&sums)[Width],
     }
 }
 
-// Segments of a round in shared memory, first their sums and changes of exponents, then the gradient after each:
-// float [slots][3][columns]. A channel j of lane l has the column j * lanes + l.
+// The segments of a round in shared memory, float [slots][3][columns]: first each segment's sum and change of the
+// exponent, later the gradient after the segment. Channel j of lane l has column j * lanes + l.
 template <int Columns>
 struct GradientSlots {
     float* memory;
@@ -134,7 +136,7 @@ struct GradientSlots {
     KGEN_DEVICE float* at(int slot, int column) const {
         return memory + slot * 3 * Columns + column;
     }
-    // `change`: the exponent of the state before the segment, less that of the state after it.
+    // `change`: the exponent of the state before the segment minus the exponent of the state after it.
     KGEN_DEVICE void put(int slot, int column, const StateGradient& sum, float change) const {
         put_gradient(slot, column, sum);
         at(slot, column)[2 * Columns] = change;
@@ -146,8 +148,9 @@ struct GradientSlots {
     KGEN_DEVICE StateGradient gradient(int slot, int column) const {
         return {at(slot, column)[0], at(slot, column)[Columns]};
     }
-    // Replaces the sum of a segment by the gradient after it, which becomes the one before it. The state after steps
-    // that do not exist is in no relation to the one before them, and the gradient there is 0, in finite units.
+    // Replaces the sum of a segment by `after`, the gradient after the segment, and turns `after` into the gradient
+    // before it. The state after steps that do not exist is unrelated to the state before them. The gradient there is
+    // 0, and stays 0 because its factor is finite.
     KGEN_DEVICE void go_back(StateGradient& after, const WholeDecay& decay, int slot,
                              int column) const {
         const StateGradient sum = gradient(slot, column);
@@ -163,7 +166,8 @@ struct SegmentStates {
     WholeSum<false> before[Width];
     float next[Width];
 
-    // `row` is the segment's. After the last segment there is a gradient, whose exponent is negated, or nothing.
+    // `row`: the segment's row. The row after the last segment has the final gradient, whose exponent is negated, or
+    // nothing.
     KGEN_DEVICE void load(const WholeRows& rows, i64 row, i64 c, bool last, bool final_gradient) {
 #pragma unroll
         for (int j = 0; j < Width; ++j) {
@@ -177,7 +181,7 @@ struct SegmentStates {
     }
 };
 
-// A gradient in units of 2^-exponent, in units of e^-m.
+// Converts a gradient from units of 2^-exponent to units of e^-m.
 KGEN_DEVICE StateGradient in_units_of(float m, const StateGradient& gradient, float exponent) {
     const float change = fma(m, kLog2e, -exponent) + m * kLog2eLow;
     const float units = fast_exp2(smaller(change, 126.0f));
@@ -195,7 +199,8 @@ KGEN_DEVICE void load_whole(Loaded<T, Width, Steps>& steps, const StepRows<const
     }
 }
 
-// Stores gk and gv of a segment from step t on, and adds to gw and gu. The gradients after the segment go on before it.
+// Stores gk and gv of a segment from step t on, and adds to gw and gu. The gradients after the segment become the
+// gradients before it.
 template <bool Whole, class T, int Width, int Steps>
 KGEN_DEVICE void segment_weighted_gradients(StateGradient (&gradient)[Width], float (&gw)[Width],
                                             float (&gu)[Width],
@@ -203,7 +208,8 @@ KGEN_DEVICE void segment_weighted_gradients(StateGradient (&gradient)[Width], fl
                                             const Loaded<T, Width, Steps>& v,
                                             const StepRows<T, Width>& gk_rows,
                                             const StepRows<T, Width>& gv_rows, i64 t, int count) {
-    // A row from the one after it: two instructions, where a multiple of the stride takes five.
+    // Each row's address is computed from the address of the row after it, in two instructions; from a multiple of the
+    // stride it would take five.
     T* gk_row = gk_rows.at(t + Steps);
     T* gv_row = gv_rows.at(t + Steps);
 #pragma unroll

@@ -1,4 +1,5 @@
-// One column of a state of wkv7 in global memory, and a step of it; any shape. decay.cuh has the formulas.
+// One column of a state of wkv7 in global memory, and the parts of a step for it; any shape. decay.cuh has the
+// formulas.
 #pragma once
 
 #include "kgen/wkv7/decay.cuh"
