@@ -63,6 +63,15 @@ def test_no_circle_of_includes() -> None:
         visit(name, ())
 
 
+def test_lines_have_at_most_120_columns() -> None:
+    files = [path for path in INCLUDE.rglob("*") if path.is_file()]
+    assert len(files) > 100
+    for path in files:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            is_table = path.suffix == ".md" and line.startswith("|")
+            assert len(line) <= 120 or is_table, f"{path.name}:{number}: {len(line)} columns"
+
+
 def test_the_page_lists_every_folder_and_what_it_may_include() -> None:
     """The table of docs/architecture.md, a row per folder or per several."""
     page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -232,7 +232,6 @@ rmsnorm_backward(const T* __restrict__ dy,        // [M, N], rows dy_stride_M ap
             }
         }
         float sums[kSums];
-        sums[kSums - 1] = squares[0] + squares[1];
         sums[0] = gx[0] + gx[1];
         if (kSums == 2) sums[kSums - 1] = squares[0] + squares[1];
         row_sums(sums);

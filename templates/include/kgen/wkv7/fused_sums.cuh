@@ -121,7 +121,8 @@ public:
         }
         Vec<float, 4> others[4];
 #pragma unroll
-        for (int other = 0; other < 4; ++other) others[other] = *reinterpret_cast<const Vec<float, 4>*>(sums + 64 * other);
+        for (int other = 0; other < 4; ++other)
+            others[other] = *reinterpret_cast<const Vec<float, 4>*>(sums + 64 * other);
 #pragma unroll
         for (int other = 3; other >= 0; --other)
 #pragma unroll

@@ -92,8 +92,8 @@ struct RowGradients : RowTensors<Config, State> {
         for (int n = 0; n < ceil_div(16 * kPerRow, kWarpSize); ++n) {
             const int i = lane_id() + n * kWarpSize, step = first + i / kPerRow, column = i % kPerRow * Config::kVec;
             if (step >= steps || key + column >= kK) continue;
-            store_vec(to.at(step) + key + column,
-                      *reinterpret_cast<const Vec<T, Config::kVec>*>(tile + TileCopier<Value, Config::kVec>::place(step - first, column)));
+            const auto* from = tile + TileCopier<Value, Config::kVec>::place(step - first, column);
+            store_vec(to.at(step) + key + column, *reinterpret_cast<const Vec<T, Config::kVec>*>(from));
         }
     }
 

@@ -506,7 +506,8 @@ private:
     // step = first + later, where `later` is the same for all threads.
     template <int Each, class Visit>
     static KGEN_DEVICE void each_of_rows(Visit visit) {
-        constexpr int kPerRow = 16 * kBlocks / Each, kRuns = kSteps * kPerRow, kUnrolled = kRuns <= 8 * kThreads ? 8 : 1;
+        constexpr int kPerRow = 16 * kBlocks / Each, kRuns = kSteps * kPerRow;
+        constexpr int kUnrolled = kRuns <= 8 * kThreads ? 8 : 1;
         constexpr bool kColumn = kThreads % kPerRow == 0;  // whether a thread keeps its column
 #pragma unroll kUnrolled
         for (int n = 0; n < ceil_div(kRuns, kThreads); ++n) {
@@ -550,7 +551,8 @@ private:
 #pragma unroll kUnrolled
         for (int n = 0; n < kRuns / kWarpSize; ++n) {
             constexpr bool kColumn = kWarpSize % (2 * kPerRow) == 0;  // whether column and swizzle do not depend on n
-            const int i = kColumn ? lane_id() : lane_id() + n * kWarpSize, later = kColumn ? n * kWarpSize / kPerRow : 0;
+            const int i = kColumn ? lane_id() : lane_id() + n * kWarpSize;
+            const int later = kColumn ? n * kWarpSize / kPerRow : 0;
             const int first = i / kPerRow, column = i % kPerRow * kEach, row = first + later;
             const bool there = (kK % kKeys == 0 || key + row < kK) && (kV % 16 == 0 || column < kV);
             cp_async_or_zero<4 * kEach>(to + row_place(first, column) + later * kPitch,
@@ -609,8 +611,8 @@ private:
     }
 
     static KGEN_DEVICE void multiply_states(const float* rows, const float* staged, const StateRows& rows_s,
-                                            const StateRows& rows_g, int group, Steps& by_r, Steps& by_a, Steps& by_k, Steps& by_b,
-                                            float (&both)[2]) {
+                                            const StateRows& rows_g, int group, Steps& by_r, Steps& by_a,
+                                            Steps& by_k, Steps& by_b, float (&both)[2]) {
         const OwnRow own(rows), own_g(staged);
         const float* const scales = staged + 16 * group + 4 * mma_lane().q;
         const auto widened = [=](const Vec<State, 4> (&two)[2], Four (&to)[2], int place) {

@@ -85,7 +85,8 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, Sta
     // Whether consumers copy rows for each other. A warp that computes columns of a transition matrix reads no c.
     static constexpr bool kRowCopies = Config::kRowCopies && (Pass::kFirst || Pass::kSecond);
     static constexpr int kValues = 256, kWarpValues = Config::kStages * kValues + (kRowCopies ? 16 : 0);  // of c
-    using Copier = Select<kRowCopies, WholeRowCopier<bf16, Config::kVec, Config::kWarps, 1, kWarpValues, 0, Pass::kDirection>,
+    using Copier = Select<kRowCopies,
+                          WholeRowCopier<bf16, Config::kVec, Config::kWarps, 1, kWarpValues, 0, Pass::kDirection>,
                           TileCopier<bf16, Config::kVec, Pass::kDirection>>;
     using Order = ChunkOrder<Pass::kDirection>;
     static constexpr bool kBack = Pass::kDirection == Direction::backward;

@@ -1,4 +1,4 @@
-// digest: a4e72b6d293f
+// digest: 84d0cc3e219d
 // Rendered by kgen from templates/rmsnorm/backward_bulk_rows.cu.jinja
 // config: bulk_rows(threads=128, copies_per_row=4, stages=5, weight_memory=registers, load_policy=evict_last, store_cache=streaming, min_blocks=3)
 // problem: N=8192, dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=none
@@ -233,7 +233,6 @@ rmsnorm_backward(const T* __restrict__ dy,        // [M, N], rows dy_stride_M ap
             }
         }
         float sums[kSums];
-        sums[kSums - 1] = squares[0] + squares[1];
         sums[0] = gx[0] + gx[1];
         if (kSums == 2) sums[kSums - 1] = squares[0] + squares[1];
         row_sums(sums);

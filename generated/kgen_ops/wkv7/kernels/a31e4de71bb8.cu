@@ -1,4 +1,4 @@
-// digest: 0a808650dff4
+// digest: a31e4de71bb8
 // Rendered by kgen from templates/wkv7/forward_warp_specialized.cu.jinja
 // config: warp_specialized(warps=8, row_warps=8, stages=2, vec=8, min_blocks=1, quotients=1)
 // problem: K=128, V=128, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp

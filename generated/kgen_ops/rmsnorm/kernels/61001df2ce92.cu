@@ -1,7 +1,7 @@
-// digest: 60168cf0107e
+// digest: 61001df2ce92
 // Rendered by kgen from templates/rmsnorm/backward_bulk_rows.cu.jinja
-// config: bulk_rows(threads=256, copies_per_row=1, stages=2, weight_memory=global, load_policy=evict_last, store_cache=normal, min_blocks=2)
-// problem: N=4096, dtype=fp32, w_dtype=fp32, residual_dtype=none, rstd_dtype=none
+// config: bulk_rows(threads=256, copies_per_row=2, stages=6, weight_memory=registers, load_policy=normal, store_cache=normal, min_blocks=2)
+// problem: N=4096, dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=none
 // RMSNorm backward, persistent blocks, rows staged in shared memory by bulk copies (cp.async.bulk, sm_90).
 //
 //     g = dy * (offset + w)    xhat = x * rstd
@@ -31,8 +31,8 @@
 
 namespace {
 
-using T = float;
-using W = float;
+using T = kgen::bf16;
+using W = kgen::bf16;
 using Residual = kgen::none;
 using Rstd = kgen::none;
 
@@ -41,10 +41,10 @@ enum class WeightMemory { registers, shared, global };
 
 constexpr int kN = 4096;
 constexpr int kThreads = 256;
-constexpr int kChunks = 1;              // bulk copies of each tensor per row
-constexpr int kStages = 2;              // chunks in the ring
-constexpr WeightMemory kWeightMemory = WeightMemory::global;
-constexpr kgen::BulkCache kLoad = kgen::BulkCache::evict_last;
+constexpr int kChunks = 2;              // bulk copies of each tensor per row
+constexpr int kStages = 6;              // chunks in the ring
+constexpr WeightMemory kWeightMemory = WeightMemory::registers;
+constexpr kgen::BulkCache kLoad = kgen::BulkCache::normal;
 constexpr kgen::Cache kStore = kgen::Cache::normal;
 constexpr int kMinBlocks = 2;       // blocks per SM: sets the grid as well
 
@@ -233,7 +233,6 @@ rmsnorm_backward(const T* __restrict__ dy,        // [M, N], rows dy_stride_M ap
             }
         }
         float sums[kSums];
-        sums[kSums - 1] = squares[0] + squares[1];
         sums[0] = gx[0] + gx[1];
         if (kSums == 2) sums[kSums - 1] = squares[0] + squares[1];
         row_sums(sums);
