@@ -33,7 +33,7 @@ def open_device(gpu: GpuProfile, ordinal: int = 0) -> Device:
 
 
 def detect_gpus() -> list[str]:
-    """Return the names of the GPUs that the driver lists, without torch; empty if there are none."""
+    """Return the names of the GPUs that the driver lists, without torch; empty if it lists none."""
     return [facts.name for facts in runtime_cuda.devices()]
 
 
