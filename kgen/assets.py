@@ -42,8 +42,7 @@ def builtin_root() -> Root:
 
 
 def licence_file() -> Path:
-    """kgen's licence, which a library needs as well, because it contains copies of kgen's runtime.
-    """
+    """kgen's licence, which a library also needs, because it contains kgen's runtime."""
     return _data() / "LICENSE"
 
 

@@ -61,8 +61,7 @@ def problem(parsed_args: argparse.Namespace, prefix: str, **_: Any) -> Iterator[
 
 
 def _values(operator: Operator, name: str) -> list[str]:
-    """All values of a dtype field or an option; of a dim, its extents in the operator's problems.
-    """
+    """All values of a dtype field or option; the extents of a dim in the operator's problems."""
     signature: Signature = operator.signature
     allowed = {choice.name: choice.allowed for choice in signature.choices}
     if name in allowed:  # the name of an earlier field stands for that field's dtypes

@@ -83,8 +83,8 @@ def _run(options: argparse.Namespace, catalogue: Catalogue) -> CoverageReport:
 def _shown(request: CoverageRequest, written: str | None = None) -> CoverageReport:
     """Print each problem when its result is known; return the report.
 
-    If `written` is given, the report is written after each problem, whose timing takes seconds. A
-    coverage that is ended early therefore leaves its results so far.
+    If `written` is given, the report is written after each problem that was timed, which takes
+    seconds. A coverage that is ended early therefore leaves its results so far.
     """
     for report in coverage(request):
         newest = report.problems[-1]

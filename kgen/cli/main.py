@@ -109,8 +109,7 @@ class _Ended(KeyboardInterrupt):
 
 
 def _end_like_interrupted() -> None:
-    """Make SIGTERM and SIGHUP act like Ctrl-C, which also ends workers and removes temporary files.
-    """
+    """Make SIGTERM and SIGHUP act like Ctrl-C, which ends workers and removes temporary files."""
 
     def end(number: int, frame: object) -> None:
         # A second signal must not interrupt the cleanup. SIG_IGN is no solution: a process that a
@@ -121,7 +120,7 @@ def _end_like_interrupted() -> None:
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) == signal.SIG_DFL:  # keep SIG_IGN, which nohup sets for SIGHUP
+            if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
                 signal.signal(number, end)
 
 

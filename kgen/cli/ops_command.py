@@ -29,10 +29,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def first_sentence(text: str) -> str:
-    """The text up to the end of its first sentence with several words.
-
-    Of `Published. A block per head.` that is the whole text.
-    """
+    """The first sentence of a text; a first sentence of one word is joined with the second."""
     first, _, rest = text.partition(". ")
     if rest and " " not in first:
         first = f"{first}: {rest.partition('. ')[0]}"

@@ -53,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
         return _predict(options, absent)
     done: list[PassResult] = []
     options, commands = asked_devices(options)
-    # --time is for all searches together: operators get equal shares, and so do their passes.
+    # --time is for all searches together: it is divided among the operators here, and among the
+    # passes in the same way.
     time_s = None if options.time is None else options.time / len(operators)
     with side_by_side(commands) as others:
         for name in operators:

@@ -197,8 +197,7 @@ def _spelled(dtypes: Mapping[str, str]) -> str:
 
 
 def _indented(reason: str) -> str:
-    """A reason, indented. A reason that fills a screen loses its middle: its end names the source.
-    """
+    """A reason, indented. A long one loses its middle, because its end names the source."""
     lines = reason.splitlines()
     if len(lines) > _REASON_LINES:
         lines = [*lines[: _REASON_LINES - 2], "...", lines[-1]]

@@ -166,8 +166,7 @@ def _check_measured(contents: Contents, arch: str) -> None:
 def _shipped(
     contents: Contents, arch: str
 ) -> tuple[dict[str, bytes], tuple[KernelSource, ...]]:
-    """The library's cubins of the kernels that an architecture may call; sources without a cubin.
-    """
+    """The library's cubins for an architecture, and the sources of kernels without a cubin."""
     kept: dict[str, bytes] = {}
     missing: list[KernelSource] = []
     for operator, stem in contents.kernels(check_arch(arch)):
