@@ -104,7 +104,7 @@ def drawn(operator: str, signature: Signature, draw: random.Random) -> Iterator[
             elif name in extents:
                 dims[name] = extent(draw, *extents[name])
             else:
-                dims[name] = dims["B"] + draw.choice((0, 0, 1, 7))  # the state pool of a decode step
+                dims[name] = dims["B"] + draw.choice((0, 0, 1, 7))  # the pool of decode states
         if dtypes.get("cu_seqlens_dtype", "none") != "none":
             dims |= {"N": dims["B"], "B": 1}
         elif operator != "rmsnorm" and "N" in dims:

@@ -59,7 +59,7 @@ def competitors() -> dict[str, Peer]:
 
 
 def check(problem: Problem, peer: Peer, inputs: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a peer whose results differ from float64; compares at most 1024 rows."""
+    """Exit if the results of a contender differ from float64; compare at most 1024 rows."""
     rows = {"x": inputs["x"][:1024], "w": inputs["w"]}
     want = OPERATOR.definition(
         "forward", {name: t.double() for name, t in rows.items()}, SCALARS

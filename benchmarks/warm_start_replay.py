@@ -83,7 +83,7 @@ def replay(
 
 
 def prior_of(problem: str, others: Sequence[str], problems: dict[str, Times]) -> Times:
-    """Expected times over the best: log means over the other problems, weighted by nearness."""
+    """Expected time over best time: geometric mean over other problems, weighted by nearness."""
     found: dict[Config, list[tuple[float, float]]] = defaultdict(list)
     for other in others:
         weight = 0.5 ** (distance(other, problem) / 4)

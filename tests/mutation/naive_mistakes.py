@@ -1,4 +1,4 @@
-"""Mistakes of naive kernels that a condition brings out, and conditions of whole rows."""
+"""Mistakes of naive kernels that take effect under a condition, and conditions over whole rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 
 
 def of_rmsnorm(operation: str, condition: str) -> Mistake:
-    """An output of 1.5 times its value."""
+    """Multiply an output by 1.5."""
     return Mistake(operation, r"(float result = kgen::to_float\(value\) \* scale;)",
                    rf"\1 if ({condition}) result *= 1.5f;")  # fmt: skip
 
@@ -20,7 +20,7 @@ def of_timex(operation: str, condition: str) -> Mistake:
 
 
 def of_attention(operation: str, condition: str) -> Mistake:
-    """An output of 0 of linear_attention."""
+    """Set an output of linear_attention to 0."""
     return Mistake(operation, r"y \*= scale;", f"y *= {condition} ? 0.0f : scale;")
 
 
@@ -31,13 +31,13 @@ def of_wkv4(operation: str, condition: str) -> Mistake:
 
 
 def of_wkv(operation: str, condition: str) -> Mistake:
-    """An output of 0 of wkv5, wkv6, wkv7 and their decode operators."""
+    """Set an output of wkv5, wkv6, wkv7 or their decode operators to 0."""
     return Mistake(operation, r"(y_h\.at\(t\)\[m\] = kgen::from_float<Value>\()(scale \*)",
                    rf"\1 {condition} ? 0.0f : \2")  # fmt: skip
 
 
 def of_scale(operation: str, condition: str) -> Mistake:
-    """Twice the scale, of any kernel that takes one."""
+    """Double the scale of any kernel that takes one."""
     return Mistake(operation, r"float scale\) \{", f"float scale) {{ if ({condition}) scale *= 2;")
 
 
