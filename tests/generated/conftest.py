@@ -174,7 +174,7 @@ def real_kernels(
 
 
 def _wkv(dtypes: dict[str, str]) -> bool:
-    """fp32 with any states, and with either packed sequences or a form of w that is not log; bf16
+    """fp32 with any states, and with packed sequences or a form of w other than log, not both; bf16
     with u in bf16 and w in any dtype, without states, packed sequences and other forms of w.
     """
     kinds = {dtypes["dtype"], dtypes["u_dtype"]}

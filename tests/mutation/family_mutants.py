@@ -1556,7 +1556,7 @@ def subject_of(family: Family) -> Subject:
     variant = entry.space.variant(family.pass_name, family.variant)
     signature = entry.operator.signature
     problem = parse_problem(family.dims, signature)
-    if family.choose.keys() == {p.name for p in variant.params}:  # also configs that no search would try
+    if family.choose.keys() == {p.name for p in variant.params}:  # even if no search tries it
         return Subject(family.name, family.operator, family.variant, family.choose, family.dims,
                        pass_name=family.pass_name)  # fmt: skip
     host, h200 = profile_named("host"), profile_named("h200")

@@ -14,7 +14,7 @@ def of_rmsnorm(operation: str, condition: str) -> Mistake:
 
 
 def of_timex(operation: str, condition: str) -> Mistake:
-    """An output of 0."""
+    """Set an output of timex to 0."""
     return Mistake(operation, r"t, columns\);",
                    f"t, columns); if ({condition}) {{ out[i] = 0.0f; continue; }}")  # fmt: skip
 
@@ -25,7 +25,7 @@ def of_attention(operation: str, condition: str) -> Mistake:
 
 
 def of_wkv4(operation: str, condition: str) -> Mistake:
-    """An output of 0."""
+    """Set an output of wkv4 to 0."""
     return Mistake(operation, r"kgen::from_float<Value>\(output\.y\)",
                    f"kgen::from_float<Value>({condition} ? 0.0f : output.y)")  # fmt: skip
 
