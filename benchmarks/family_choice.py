@@ -1,16 +1,16 @@
-"""How good is the config that dispatch gives to a problem that has no row? From records, no GPU.
+"""How good is the config that dispatch chooses for a problem without a row? Needs no GPU.
 
     python benchmarks/family_choice.py [--gpu h200] [--table h200] [--op wkv6] [--library FOLDER]
         [--each]
 
-Each problem that was searched on --gpu is taken as if it had no row: its rows are left out of the
-table, its records out of what the ranking model learns from, and dispatch chooses among the others,
-by distance alone and by the model. --table names the GPU whose rows serve, for a GPU without a
-table of its own. A config's loss is its recorded time over the problem's
-best, minus 1. Of each pass, the mean (geometric) and worst loss of both ways, over the problems
+Each problem that was searched on --gpu is treated as if it had no row: its rows are removed from
+the table and its records from the data of the ranking model. Dispatch then chooses among the other
+rows, once by distance alone and once by the model. --table names the GPU whose rows are used, for a
+GPU without a table of its own. The loss of a config is its recorded time over the problem's best
+time, minus 1. For each pass, the geometric mean and the worst loss of both ways are printed
 
-- `both tried`: where both chosen configs were tried on the problem;
-- `first tried`: of the first config in each order that was tried, where there is one.
+- `both tried`: over the problems on which both chosen configs were tried;
+- `first tried`: with the first config of each order that was tried on the problem, if there is one.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from kgen.runtime.problems import contiguous_call
 from kgen.runtime.ranking import Ranking
 
 GENERATED = Path(__file__).resolve().parents[1] / "generated"
-LEAST_CONFIGS = 20  # of a problem that was searched
-Losses = list[float | None]  # of the configs in their order; None: not tried
+LEAST_CONFIGS = 20  # timed configs from which on a problem counts as searched
+Losses = list[float | None]  # loss of each config in dispatch order; None: not tried
 
 
 @dataclass(frozen=True)
 class Fallbacks:
-    """What dispatch loads of a pass, with a model that has not seen the problem."""
+    """The data that dispatch loads for a pass, with a model that has not seen the problem."""
 
     tables: Any
     model: Ranking | None
@@ -106,7 +106,7 @@ def compared(
 def losses(
     library: LoadedLibrary, searched: Searched, gpu: Any, model: Ranking | None
 ) -> Iterator[float | None]:
-    """Yield the loss of each config that dispatch would take, in its order."""
+    """Yield the loss of each config that dispatch would take, in dispatch's order."""
     passed = library.passed(searched.operator, searched.pass_name)
     problem, families = searched.problem, passed.tables.families()
     times: dict[str, float] = {}
@@ -127,7 +127,7 @@ def losses(
 
 
 def spelled(families: Any, config: str) -> str:
-    """A config as its family spells it today, with parameters that older records do not have."""
+    """A config as its family spells it today, including parameters that older records lack."""
     family = families.get(config.partition("(")[0])
     values = None if family is None else named_values(family, config)
     return config if family is None or values is None else Instance(family, values).config

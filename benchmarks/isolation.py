@@ -1,9 +1,10 @@
-"""What isolation costs: trials in a worker process against the same trials in this process, and how
-long a killed worker is missing.
+"""The cost of isolation: trials in a worker process compared with the same trials in this process.
+
+It also measures how long it takes to replace a killed worker.
 
     python benchmarks/isolation.py [--gpu auto] [--problem M=..,N=..,dtype=..] [--configs 60]
 
-Both sides run the very same trials (load, verify, measure) of the same built configs, in turn.
+Both sides run the same trials (load, verify, measure) of the same built configs, in turn.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def main() -> int:
         setup, trials = trials_of(text, options.gpu, options.configs)
         runner = Runner(open_catalogue().operator("rmsnorm"), setup)
         with WorkerHandle(setup) as worker:
-            # To warm up; what crashes must not reach this process.
+            # A warm-up that also drops the trials that crash, which must not run in this process.
             _, trials = seconds_of(worker.trial, trials)
             seconds_of(runner.trial, trials)
             sides: dict[str, list[float]] = {"in process": [], "worker": []}
@@ -105,7 +106,7 @@ def main() -> int:
             worker.trial(trials[0])
             assert worker._child is not None
             assert worker._child.pid is not None
-            time.sleep(5.0)  # the spare has loaded by then, as in most of a tune
+            time.sleep(5.0)  # by then the spare worker has loaded, as during most of a tune
             os.kill(worker._child.pid, signal.SIGKILL)
             started = time.perf_counter()
             assert worker.trial(trials[0]).fate is Fate.CRASHED

@@ -1,6 +1,6 @@
 """Kernel Tuner's search strategies, replayed over a recorded space by its simulation mode.
 
-Needs the package `kernel_tuner`, which kgen itself does not: `pip install 'kgen[benchmark]'`.
+Needs the package `kernel_tuner`, which kgen itself does not need: `pip install 'kgen[benchmark]'`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# The strategies that were best somewhere on the recorded spaces of decision 0004.
+# The strategies that were the best on at least one recorded space of decision 0004.
 STRATEGIES = (
     "adaptive_tabu_greywolf",
     "hybrid_vndx",
@@ -50,9 +50,9 @@ def replay(path: str, strategy: str, seed: int, evaluations: int) -> NDArray[np.
 
     Args:
         path: A Kernel Tuner cache file, gzipped or not.
-        strategy: A name of Kernel Tuner's, with its default options.
-        seed: Of Python's, numpy's and Kernel Tuner's random numbers.
-        evaluations: Distinct configs, at most.
+        strategy: Kernel Tuner's name of the strategy, which has its default options.
+        seed: The seed of Python's, numpy's and Kernel Tuner's random numbers.
+        evaluations: Largest number of distinct configs.
     Returns:
         The recorded time of each distinct config in the order of evaluation; NaN where it failed.
     """
@@ -67,7 +67,7 @@ def replay(path: str, strategy: str, seed: int, evaluations: int) -> NDArray[np.
         return ",".join(map(str, values)) in valid
 
     random.seed(seed)
-    np.random.seed(seed)  # some strategies draw from it
+    np.random.seed(seed)  # some strategies use numpy's global generator
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.redirect_stdout(io.StringIO()),
@@ -100,10 +100,10 @@ def replay(path: str, strategy: str, seed: int, evaluations: int) -> NDArray[np.
 
 @cache
 def _read(path: str) -> tuple[str, dict[str, Any]]:
-    """A cache file in the form that Kernel Tuner takes to be whole, and its content."""
+    """A cache file in the form that Kernel Tuner accepts as complete, and its content."""
     opener = gzip.open if path.endswith(".gz") else open
     with opener(path, "rt") as file:
         recorded: dict[str, Any] = json.load(file)
-    measured = recorded.pop("cache")  # has to come last
+    measured = recorded.pop("cache")  # must be the last key
     recorded["cache"] = measured
     return json.dumps(recorded, indent=""), recorded

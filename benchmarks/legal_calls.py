@@ -1,13 +1,13 @@
-"""Which kernels serve calls that no population has? Needs no GPU.
+"""Which kernels serve legal calls that are in no population? Needs no GPU.
 
     python benchmarks/legal_calls.py --op wkv6 --count 400 [--gpu h200,a100] [--seed 3] [--list]
 
 Draws calls that the signature allows: every dtype and option, extents from 1 to the largest that
-users have, head sizes that are no powers of two, and one call of five with tensors that are
-strided or begin off a vector's address. Counts the calls by dispatch step, variant, and whether the
-config obeys the rules of efficiency. --list prints the calls whose largest launch has fewer CTAs
-than half of the SMs, those with most bytes per CTA first. Exits with 1 if a call is served by the
-safe kernel or by none.
+users have, head sizes that are no powers of two. In one call of five the tensors are strided or do
+not begin at a vector's alignment. Counts the calls by dispatch step, by variant, and by whether the
+config obeys the efficiency rules. --list prints the calls whose largest launch has fewer CTAs than
+half of the SMs, those with the most bytes per CTA first. Exits with 1 if the safe kernel or no
+kernel serves a call.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from kgen.model.problem import Problem, with_dims
 from kgen.model.signature import Signature
 
 LIBRARY = Path(__file__).resolve().parents[1] / "generated"
-MOST_BYTES = 6e9  # of a call's tensors
-# Least and largest extents; those of other dims are drawn by name below.
+MOST_BYTES = 6e9  # largest size of all tensors of a call
+# Least and largest extents; `drawn` chooses the extents of other dims by their name.
 EXTENTS = {"T": (1, 65536), "B": (1, 512), "C": (1, 16384), "M": (1, 131072), "N": (1, 65536)}
 TIMEX_EXTENTS = {"B": (1, 512), "C": (1, 8192), "T": (1, 16384)}
 WIDTHS = (384, 512, 768, 1024, 2048, 2560, 3200, 4096, 5120, 7168, 8192, 12288, 16384)
@@ -41,7 +41,7 @@ ITEMSIZES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4, "int64": 8}
 
 
 def main() -> int:
-    """Parse the options, and go through the passes of the operator."""
+    """Parse the options, and draw calls of each pass of the operator."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--op", required=True)
     parser.add_argument("--gpu", default="h200", help="names of profiles, with commas")
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def drawn(operator: str, signature: Signature, draw: random.Random) -> Iterator[Problem]:
-    """Problems that the signature allows, without end; bf16 twice as often as others."""
+    """Yield problems that the signature allows, without end; bf16 is twice as likely as others."""
     combinations = [dict(chosen) for chosen in signature.dtype_combinations()]
     extents = TIMEX_EXTENTS if operator == "timex" else EXTENTS
     while True:
@@ -104,7 +104,7 @@ def drawn(operator: str, signature: Signature, draw: random.Random) -> Iterator[
             elif name in extents:
                 dims[name] = extent(draw, *extents[name])
             else:
-                dims[name] = dims["B"] + draw.choice((0, 0, 1, 7))  # the pool of a decode step
+                dims[name] = dims["B"] + draw.choice((0, 0, 1, 7))  # the pool of decode states
         if dtypes.get("cu_seqlens_dtype", "none") != "none":
             dims |= {"N": dims["B"], "B": 1}
         elif operator != "rmsnorm" and "N" in dims:
@@ -117,7 +117,7 @@ def drawn(operator: str, signature: Signature, draw: random.Random) -> Iterator[
 
 
 def extent(draw: random.Random, least: int, most: int) -> int:
-    """A power of two, or a number that is drawn by its logarithm and often odd."""
+    """A power of two, or a number that is uniform in its logarithm and often odd."""
     number = round(math.exp(draw.uniform(math.log(least), math.log(most))))
     power = 1 << draw.randint(0, most.bit_length() - 1)
     return min(max(draw.choice((power, number, number | 1)), least), most)
@@ -134,7 +134,7 @@ class Asked:
                          for name in names}
 
     def call(self, problem: Problem, draw: random.Random) -> Any:
-        """The numbers of a call: contiguous and aligned, or one of five neither."""
+        """The pointers and strides of a call: one of five is neither contiguous nor aligned."""
         call = self._runtime["problems"].contiguous_call(
             self._pass.signature, dict(problem.dims))
         if draw.random() < 0.8:
@@ -150,8 +150,10 @@ class Asked:
         return call
 
     def served(self, problem: Problem, call: Any, gpu_name: str) -> dict[str, Any]:
-        """The step, the config and its variant, whether it obeys the rules of efficiency, and the
-        CTAs of its largest launch; step `none` if there is no kernel.
+        """The dispatch step, the config, and facts of the config; step `none` without a kernel.
+
+        The facts are the variant, whether the config obeys the efficiency rules, and the number of
+        CTAs of its largest launch.
         """
         runtime, signature = self._runtime, self._pass.signature
         gpu = self._library.gpu(self._operator, profile_named(gpu_name))

@@ -1,9 +1,9 @@
-"""Compile what families give for the problems of the populations. Needs no GPU.
+"""Compile the kernels that families give for the problems of the populations. Needs no GPU.
 
     python benchmarks/population_steps.py [--gpu h200] [--op wkv6] [--library DIR]
 
-NVRTC compiles each kernel once. Prints what does not compile, what spills registers, and the time
-of a compilation. Which step of dispatch serves each problem: `kgen coverage --steps`.
+NVRTC compiles each kernel once. Prints the kernels that do not compile or that spill registers, and
+the time of a compilation. `kgen coverage --steps` shows which dispatch step serves each problem.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Compilations:
         self._spilled = 0
 
     def add(self, stem: str, text: str, what: str) -> None:
-        """Compile a kernel unless it was; print what is wrong with it."""
+        """Compile a kernel unless its text was compiled before; print what is wrong with it."""
         if stem in self._seconds:
             return
         began = time.perf_counter()

@@ -4,11 +4,12 @@
     python benchmarks/random_problems.py --op wkv6 --seed 8 --check   # beside the safe kernels
     python benchmarks/random_problems.py --op wkv6 --seed 8           # times over floors
 
-Rows and populations are lists that their authors know; this is what lies beside them. One problem
-of four has extents drawn at random, most of them ragged. The others are of a population, with
-other extents, and half of them with other dtypes and options. --check calls each function once
-with KGEN_CHECK=first; several operators may run at the same time, each in a process of its own.
-Times are of calls on random and trained inputs, by CUDA events and with a cold L2.
+The authors of kgen know its rows and populations; this script tests problems outside those lists.
+One problem of four has extents drawn at random, most of them ragged. The others are problems of a
+population with changed extents, half of them also with changed dtypes and options. --check calls
+each function once with KGEN_CHECK=first; several operators may run at the same time, each in a
+process of its own. Otherwise calls are timed on random and trained inputs, by CUDA events and with
+a cold L2.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from kgen.verify.drawn import drawn_problems
 from kgen.worker.library import library_call
 
 GENERATED = Path(__file__).resolve().parents[1] / "generated"
-MOST_BYTES = 2.5e9  # of a problem's tensors
+MOST_BYTES = 2.5e9  # largest size of all tensors of a problem
 FLUSH_BYTES = 200_000_000
 HEADS = (6, 10, 12, 20, 24, 48, 80)
 HEAD_SIZES = (32, 48, 64, 96, 128, 192, 256)
@@ -44,7 +45,7 @@ WIDTHS = (384, 512, 768, 1280, 2560, 3200, 4096, 4544, 6656, 12800, 18432)
 
 
 def main() -> None:
-    """Parse the options, and go through the passes of the operator."""
+    """Parse the options, and run the problems of each pass of the operator."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--op", required=True)
     parser.add_argument("--gpu", default="h200", help="whose choice of kernels is printed")
@@ -85,7 +86,7 @@ def main() -> None:
 def chosen(
     catalogue: Catalogue, entry: Entry, pass_name: str, count: int, seed: int
 ) -> list[Problem]:
-    """The problems of a pass; the same for the same arguments."""
+    """The problems of a pass, which depend only on the arguments."""
     signature = entry.operator.signature
     draw = random.Random(f"{seed} {pass_name}")
     known = list(dict.fromkeys(
@@ -106,7 +107,7 @@ def chosen(
 def changed_problems(
     entry: Entry, known: list[Problem], draw: random.Random
 ) -> Iterator[Problem]:
-    """Problems of a population with other extents, dtypes and options."""
+    """Yield problems of a population with changed extents, dtypes and options."""
     signature = entry.operator.signature
     choices = [tuple(chosen.items()) for chosen in signature.dtype_combinations()]
     has_heads = entry.operator.name.startswith(("wkv", "linear"))
@@ -132,7 +133,7 @@ def changed_problems(
 
 
 def over_floor(row: dict[str, Any]) -> float:
-    """How many times the floor a call takes, with 4 us for a launch; 0 if it was not timed."""
+    """Time of a call over its floor plus 4 us for a launch; 0 if the call was not timed."""
     slower: float = max(row.get("random_us", 0.0), row.get("trained_us", 0.0))
     return slower / (float(row["floor_us"]) + 4)
 
@@ -140,10 +141,10 @@ def over_floor(row: dict[str, Any]) -> float:
 def called(
     entry: Entry, pass_name: str, problem: Problem, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Call the library's function once, or time it; what went wrong is in `error`."""
+    """Call the library's function once, or time it; `error` in the result says what went wrong."""
     try:
         return outcome(entry, pass_name, problem, options)
-    except (KgenError, RuntimeError) as trouble:  # the next problem may be well
+    except (KgenError, RuntimeError) as trouble:  # the next problem may succeed
         return {"error": f"{type(trouble).__name__}: {trouble}"}
     finally:
         torch.cuda.empty_cache()
@@ -152,7 +153,7 @@ def called(
 def outcome(
     entry: Entry, pass_name: str, problem: Problem, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """The times of the calls; nothing if they are only to be compared."""
+    """The times of the calls; empty with --check, which only compares results."""
     device = torch.device("cuda")
     operator, pass_ = entry.operator, entry.operator.signature.pass_named(pass_name)
     present = problem.present(pass_)
@@ -178,7 +179,7 @@ def outcome(
 
 
 def median_us(call: Callable[[], object], device: torch.device) -> float:
-    """The median of up to 15 calls within 0.15 s, at least 3."""
+    """The median time of 3 to 15 calls, as many as fit into 0.15 s."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
     times: list[float] = []
     began = time.monotonic()

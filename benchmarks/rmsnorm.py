@@ -1,11 +1,12 @@
-"""rmsnorm of the installed `kgen_ops` beside its peers, in one interleaved run.
+"""Compare rmsnorm of the installed `kgen_ops` with its peers, in one interleaved run.
 
     pip install ./generated
     python benchmarks/rmsnorm.py [--problem M=..,N=..,dtype=..] [--out results.yaml]
 
-Kernels are timed by kgen's own protocol (docs/measurement.md), captured in CUDA graphs, so that
-the host's cost of a call does not enter; that cost is measured apart, end to end, on a problem so
-small that the GPU waits for the host. Nothing is timed before it agrees with float64.
+Kernels are timed by kgen's own protocol (docs/measurement.md). They are captured in CUDA graphs, so
+that the host cost of a call does not count. The host cost is measured separately, end to end, on a
+problem so small that the GPU waits for the host. A contender is timed only if its results agree
+with float64.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Peer = Callable[[Mapping[str, torch.Tensor], Mapping[str, float]], object]
 
 
 def competitors() -> dict[str, Peer]:
-    """Ours and every peer that this machine has, by name."""
+    """kgen_ops and every peer that this machine has, by name."""
     ours: dict[str, Peer] = {
         OURS: lambda inputs, scalars: kgen_ops.rmsnorm(
             inputs["x"], inputs["w"], eps=scalars["eps"]
@@ -58,7 +59,7 @@ def competitors() -> dict[str, Peer]:
 
 
 def check(problem: Problem, peer: Peer, inputs: Mapping[str, torch.Tensor]) -> None:
-    """Refuse to time what is not the operator; at most 1024 rows, in float64."""
+    """Exit if the results of a contender differ from float64; compare at most 1024 rows."""
     rows = {"x": inputs["x"][:1024], "w": inputs["w"]}
     want = OPERATOR.definition(
         "forward", {name: t.double() for name, t in rows.items()}, SCALARS
@@ -117,7 +118,7 @@ def run_problem(text: str, device: torch.device, l2_bytes: int, copy_gbps: float
 
 
 def host_cost(device: torch.device) -> dict[str, Any]:
-    """Host time of a call, as `kgen bench --call-cost` takes it, beside a bare allocation."""
+    """Host time of a call, measured as by `kgen bench --call-cost`, and of a bare allocation."""
     problem = parse_problem(HOST_PROBLEM, OPERATOR.signature)
     generator = torch.Generator(device=device).manual_seed(0)
     inputs = OPERATOR.make_inputs("forward", problem, "normal", generator, device)
@@ -148,7 +149,7 @@ def host_cost(device: torch.device) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run all problems; 1 if kgen_ops is slower than a peer anywhere."""
+    """Run all problems; return 1 if kgen_ops is slower than a peer on any of them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--problem", action="append", default=[])
     parser.add_argument("--out", type=Path)

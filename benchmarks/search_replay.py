@@ -4,11 +4,11 @@
 
 DIR holds Kernel Tuner caches (`*.json.gz`). For every space, method and batch size it reports the
 mean over seeds of (best time so far) / (optimum) after given numbers of distinct evaluations, and
-the mean time in milliseconds to propose one config. Configs that failed in the record count as
-evaluations. `tpe` is Optuna's TPESampler on categorical parameters; infeasible and repeated
-proposals are rejected at no charge. `kt` stands for six strategies of Kernel Tuner, `kt:NAME` for
-one; they need `pip install 'kgen[benchmark]'`, and propose one config at a time. After each mean
-follows its standard error over the seeds.
+the mean time in milliseconds to propose one config. Each mean is followed by its standard error
+over the seeds. Configs that failed in the record count as evaluations. `tpe` is Optuna's TPESampler
+on categorical parameters; its infeasible and repeated proposals are rejected and do not count. `kt`
+stands for six strategies of Kernel Tuner and `kt:NAME` for one of them. These strategies need
+`pip install 'kgen[benchmark]'`, and propose one config at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-# Replays run one per process; a threaded BLAS below them would only make the processes fight.
+# Each process runs one replay; threads of BLAS would only compete with the other processes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -83,7 +83,7 @@ def replay_random(space: Space, seed: int, evaluations: int, batch: int) -> Time
 
 
 def replay_kgen(space: Space, seed: int, evaluations: int, batch: int) -> Times:
-    """Try what kgen's proposer says."""
+    """Try the configs that kgen's proposer proposes."""
     proposer = Proposer(space.encoding, seed)
     seen: list[float] = []
     while len(seen) < evaluations:
@@ -98,11 +98,11 @@ def replay_kgen(space: Space, seed: int, evaluations: int, batch: int) -> Times:
 
 
 def replay_tpe(space: Space, seed: int, evaluations: int, batch: int) -> Times:
-    """Try what Optuna's TPE says, feasible and new configs only.
+    """Try the configs that Optuna's TPE proposes, feasible and new configs only.
 
-    The sampler is asked directly until it names a feasible, new config. Through `study.ask` every
-    rejected draw would be kept as a failed trial, which TPE ignores but which makes each ask
-    slower: one replay of the GEMM space took 260 s that way.
+    The sampler is called directly until it proposes a feasible, new config. With `study.ask` every
+    rejected draw would remain in the study as a failed trial. TPE ignores failed trials, but they
+    make each `ask` slower: one replay of the GEMM space took 260 s that way.
     """
     import optuna
 
@@ -121,7 +121,7 @@ def replay_tpe(space: Space, seed: int, evaluations: int, batch: int) -> Times:
     sampler = optuna.samplers.TPESampler(seed=seed)
     study = optuna.create_study(storage=storage, sampler=sampler)
     rng = np.random.default_rng(seed)
-    order: dict[int, None] = {}  # configs in the order they were proposed
+    order: dict[int, None] = {}  # configs in the order of their proposal
     while len(order) < min(evaluations, len(space.times)):
         running: list[tuple[int, int]] = []
         while len(running) < batch and len(order) < min(evaluations, len(space.times)):
@@ -158,7 +158,7 @@ def replay_tpe(space: Space, seed: int, evaluations: int, batch: int) -> Times:
 def replay_kernel_tuner(
     strategy: str, space: Space, seed: int, evaluations: int, batch: int
 ) -> Times:
-    """Try what a strategy of Kernel Tuner says; it knows no batches."""
+    """Try the configs that a strategy of Kernel Tuner proposes; `batch` has no effect."""
     return kernel_tuner_replay.replay(space.path, strategy, seed, evaluations)
 
 
@@ -187,7 +187,7 @@ def methods_of(text: str) -> Iterator[str]:
 
 
 def is_sequential(method: str) -> bool:
-    """Whether batches mean nothing to a method."""
+    """Whether a method proposes one config at a time, so that batches have no effect."""
     return method == "random" or method.startswith(KERNEL_TUNER)
 
 
@@ -216,7 +216,7 @@ def run(job: Job) -> tuple[Job, Times, float]:
 
 
 def jobs_of(options: argparse.Namespace) -> Iterator[Job]:
-    """Yield every search that the options ask for."""
+    """Yield every search that the options select."""
     paths = sorted(Path(options.spaces).glob("*.json*"))
     if not paths:
         raise SystemExit(f"{options.spaces}: no *.json or *.json.gz file in it")

@@ -3,16 +3,17 @@
     python benchmarks/storage_scale.py --storage URL [--workers 1,8,64] [--evaluations 200]
         [--space FILE.json.gz] [--trial-s 0.5] [--processes 2] [--searches 4]
 
-A worker asks the study for a config, waits for the time of a trial, tells the recorded time, and
-appends a record to the log. A process has `--searches` threads, each with a search and connections
-as one `kgen worker` has; its workers take turns on them, because most workers wait for a trial at
-any time. So at most `--processes` x `--searches` workers ask at the same moment. Without `--space`,
-a Kernel Tuner cache, a synthetic space of 1344 configs is searched.
+A worker asks the study for a config, waits for the time of a trial, tells the study the recorded
+time, and appends a record to the log. A process has `--searches` threads, each with a search and
+connections like those of one `kgen worker`. The workers of the process take turns on these threads,
+because at any time most workers wait for a trial. At most `--processes` x `--searches` workers
+therefore ask at the same moment. `--space` is a Kernel Tuner cache; without it a synthetic space of
+1344 configs is searched.
 
-Printed for each number of workers: proposals a second, all workers together; the median seconds
-that one takes; the share of proposals that were given up because another worker had the config; and
-best time found / optimum after the evaluations. `claimed twice` must be 0: a config with two
-results.
+Printed for each number of workers: proposals per second of all workers together; the median time of
+a proposal in seconds; the share of proposals that were given up because another worker had the
+config; and the best time found / optimum after the evaluations. `claimed twice` counts configs with
+two results, and must be 0.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from kgen.search.share import share_of
 from kgen.search.storage import open_storage, parse_storage, storage_option
 from kgen.search.study import Proposal, open_study
 
-RECORD_BYTES = 1000  # about the length of a journal's line
+RECORD_BYTES = 1000  # about the length of a line of the journal
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,13 @@ class Job:
 
     Attributes:
         url: The storage.
-        study: Its study.
-        space: Path of a recorded space; empty for the synthetic one.
-        workers: Numbers of the workers; of the first, also seeds of the searches.
-        evaluations: Of all workers together.
-        trial_s: Seconds of a trial.
+        study: Name of the study in the storage.
+        space: Path of a recorded space; empty for the synthetic space.
+        workers: Numbers of the workers; the first `searches` numbers are also seeds of searches.
+        evaluations: Number of evaluations of all workers together.
+        trial_s: Duration of a trial in seconds.
         all_workers: Number of workers of all processes.
-        searches: Threads that the workers take turns on.
+        searches: Number of threads on which the workers take turns.
     """
 
     url: str
@@ -77,7 +78,7 @@ class Job:
 
 
 def synthetic_space() -> Space:
-    """A space with interactions, in which a quarter of the configs fails."""
+    """A space whose parameters interact, and in which a quarter of the configs fails."""
     configs = [
         Config.of("recorded", {"a": a, "b": b, "c": c, "d": d})
         for a in (1, 2, 4, 8, 16, 32, 64) for b in (1, 2, 4, 8) for c in range(12)
@@ -99,7 +100,7 @@ def space_of(path: str) -> Space:
 
 
 class Turns:
-    """The workers of a process, by the time at which their trials end."""
+    """The workers of a process, ordered by the time at which their trials end."""
 
     def __init__(self, workers: tuple[int, ...]) -> None:
         self._lock = threading.Lock()
@@ -109,7 +110,7 @@ class Turns:
         heapq.heapify(self._free_at)
 
     def take(self) -> tuple[int, Proposal | None] | None:
-        """The worker that is free next and what it tried, when it is free; None if none is left."""
+        """Wait for the next free worker; return it with its proposal, or None if none is left."""
         with self._lock:
             if not self._free_at:
                 return None
@@ -118,13 +119,13 @@ class Turns:
         return worker, proposal
 
     def give(self, worker: int, proposal: Proposal, trial_s: float) -> None:
-        """A worker's trial begins."""
+        """Begin the trial of a worker."""
         with self._lock:
             heapq.heappush(self._free_at, (time.monotonic() + trial_s, worker, proposal))
 
 
 def run_workers(job: Job) -> list[float]:
-    """Run the workers of one process to the end of the study; the seconds of each proposal."""
+    """Run the workers of one process until the study ends; return the seconds of each proposal."""
     space = space_of(job.space)
     storage = open_storage(parse_storage(job.url))
     turns = Turns(job.workers)
@@ -137,7 +138,7 @@ def run_workers(job: Job) -> list[float]:
 
 
 def _work(job: Job, space: Space, storage: BaseStorage, turns: Turns, seed: int) -> list[float]:
-    # A membership of its own would be a heartbeat a worker; a process has one.
+    # No membership per worker: each would need a heartbeat, and a process has only one.
     search = open_study(storage, job.study, space.encoding.configs, seed=seed)
     log = RecordLog(storage, job.study)
     seconds = []
@@ -162,7 +163,7 @@ def _work(job: Job, space: Space, storage: BaseStorage, turns: Turns, seed: int)
 
 def simulate(url: str, path: str, workers: int, evaluations: int, trial_s: float,
              processes: int, searches: int) -> str:
-    """Run one number of workers; returns a row of the table."""
+    """Run the simulation with one number of workers; return a row of the table."""
     study = f"scale/{uuid.uuid4().hex[:8]}"
     count = min(processes, workers)
     jobs = [
@@ -170,7 +171,7 @@ def simulate(url: str, path: str, workers: int, evaluations: int, trial_s: float
             searches)
         for i in range(count)
     ]
-    open_storage(parse_storage(url))  # makes the tables
+    open_storage(parse_storage(url))  # creates the tables of the database
     started = time.monotonic()
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
         asked_s = [one for each in pool.map(run_workers, jobs) for one in each]
@@ -190,7 +191,7 @@ def simulate(url: str, path: str, workers: int, evaluations: int, trial_s: float
 
 
 def main() -> None:
-    """Parse and print."""
+    """Parse the options and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--storage", help="URL without a password; or KGEN_STORAGE")
     parser.add_argument("--workers", default="1,8,64", help="numbers of workers to compare")

@@ -1,17 +1,19 @@
-"""What other problems' records save on a new problem: searches replayed over the journals.
+"""The trials that records of other problems save on a new problem, replayed over the journals.
 
     python benchmarks/warm_start_replay.py [--journals generated/kgen_ops] [--gpu h200] [--seeds 2]
 
-Leaves each searched problem out in turn, and searches the configs that its journal has times for,
-in batches of 8. Reports the trials until the first config within 2 % of the best:
+Each searched problem is left out in turn. The configs that the journal has times for are then
+searched in batches of 8. The report has the number of trials until the first config within 2 % of
+the best:
 
     cold      the search space's own first configs, then the model
-    winners   before these, the winners of all other problems
-    nearest   before these, the winners of the nearest problems only: what a tune does
-    prior     as nearest; the other problems' times are the model's prior, too
+    winners   first the winners of all other problems, then as `cold`
+    nearest   first the winners of the nearest problems only, then as `cold`: what a tune does
+    prior     as `nearest`; the other problems' times are also the prior of the model
 
-The journals hold what earlier searches tried, mostly good configs, and the spaces' first configs
-were chosen with such results in view. So a cold start looks better here than it is on a new space.
+The journals hold the configs that earlier searches tried, mostly good ones, and the first configs
+of the spaces were chosen from such results. A cold start therefore looks better here than it is on
+a new space.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ from kgen.tune.recorded_winners import distance, recorded_winners
 from kgen.tune.warm_start import warm_start
 
 MODES = ("cold", "winners", "nearest", "prior")
-LEAST = 40  # timed configs of a problem that is searched again
+LEAST = 40  # least number of timed configs of a problem that is searched again
 BATCH = 8
-NEAR = 1.02  # of the best time
+NEAR = 1.02  # times the best time
 
-Times = dict[Config, float]  # NaN for a config that failed
+Times = dict[Config, float]  # time of each config; NaN for a config that failed
 
 
 def replay(
@@ -81,7 +83,7 @@ def replay(
 
 
 def prior_of(problem: str, others: Sequence[str], problems: dict[str, Times]) -> Times:
-    """Expected times over the best: the mean of other problems' logs, the nearer the heavier."""
+    """Expected time over best time: geometric mean over other problems, weighted by nearness."""
     found: dict[Config, list[tuple[float, float]]] = defaultdict(list)
     for other in others:
         weight = 0.5 ** (distance(other, problem) / 4)

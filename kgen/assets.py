@@ -42,7 +42,7 @@ def builtin_root() -> Root:
 
 
 def licence_file() -> Path:
-    """kgen's licence, which a library needs as well: it has copies of kgen's runtime."""
+    """kgen's licence, which a library also needs, because it contains kgen's runtime."""
     return _data() / "LICENSE"
 
 
@@ -57,10 +57,10 @@ def gpu_dir() -> Path:
 
 
 def user_roots(paths: Sequence[str | Path] = ()) -> list[Root]:
-    """Folders given by `--path` (first) and by KGEN_PATH (separated as PATH is).
+    """Folders given by `--path` (first) and by KGEN_PATH (separated like the entries of PATH).
 
     Raises:
-        CatalogueError: If one is no folder, or no folder of operators or populations.
+        CatalogueError: If a path is no folder, or a folder without operators and populations.
     """
     from_environment = [p for p in os.environ.get("KGEN_PATH", "").split(os.pathsep) if p]
     roots = []

@@ -37,8 +37,8 @@ class Finding:
 
     Attributes:
         what: The tool, package or device.
-        ok: Whether it can be used.
-        needed: Whether kgen cannot work without it.
+        ok: Whether the item can be used.
+        needed: Whether kgen cannot work without the item.
         detail: Version or path; or the problem and the next step.
     """
 

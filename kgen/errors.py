@@ -35,11 +35,11 @@ class EmptySpaceError(SpaceError):
 
 
 class PopulationError(UserError):
-    """A population file is malformed, or names what its operators do not have."""
+    """A population file is malformed, or names something that its operators do not have."""
 
 
 class CapturedCallsError(UserError):
-    """A file of captured calls is malformed, or names what its operators do not have."""
+    """A file of captured calls is malformed, or names something that no operator here has."""
 
 
 class CatalogueError(UserError):
@@ -47,7 +47,7 @@ class CatalogueError(UserError):
 
 
 class ProblemError(UserError):
-    """A problem string names an unknown dim or dtype, or misses one."""
+    """A problem string names an unknown dim or dtype, or lacks a dim."""
 
 
 class OptionError(UserError):
@@ -117,7 +117,7 @@ def suggest(value: str, known: Iterable[str]) -> str:
 
 
 def why_unreadable(problem: OSError | ValueError) -> str:
-    """Why a file cannot be read, and the next step, without its path, which the message names."""
+    """Why a file cannot be read, and the next step; without the path, which the message names."""
     if isinstance(problem, FileNotFoundError):
         step = "check the path: it counts from the current folder"
     elif isinstance(problem, IsADirectoryError):
@@ -133,12 +133,12 @@ def why_unreadable(problem: OSError | ValueError) -> str:
 
 
 def with_next_step(error: UserError, step: str) -> UserError:
-    """Return an error whose text ends with the next step, if it names none yet."""
+    """Return an error whose text ends with the next step, unless the text names one already."""
     text = str(error)
     return error if "next: " in text else type(error)(
         f"{text}\n  next: {step}")
 
 
 def shortened(value: str, most: int = 60) -> str:
-    """Return a value as a message quotes it: its beginning, if it is longer than `most`."""
+    """Return a value for a message: only its beginning if it is longer than `most` characters."""
     return value if len(value) <= most else f"{value[: most - 3]}..."

@@ -1,8 +1,8 @@
 """Two tiers of tests, one thread for torch, and less work for Python's garbage collector.
 
-`make test` runs the quick tier, `make test-all` the full one as well. Tests below `QUICK_FOLDERS`
-are of the quick tier and all others of the full one, unless `@pytest.mark.quick` or
-`@pytest.mark.full` says otherwise. Tests marked `slow` are of neither.
+`make test` runs the quick tier; `make test-all` also runs the full tier. Tests below
+`QUICK_FOLDERS` are in the quick tier and all others in the full tier, unless `@pytest.mark.quick`
+or `@pytest.mark.full` says otherwise. Tests marked `slow` are in neither tier.
 """
 
 import gc
@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-# The tensors of tests are small: with several threads in each of pytest's processes torch mostly
-# waits. Set before torch is imported; child processes inherit it.
+# The tensors of tests are small: with several threads in each of pytest's processes torch would
+# mostly wait. The variable is set before torch is imported; child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TESTS = Path(__file__).parent
 QUICK_FOLDERS = ("unit", "golden")
 
 
-@pytest.hookimpl(optionalhook=True)  # xdist's
+@pytest.hookimpl(optionalhook=True)  # a hook of pytest-xdist
 def pytest_xdist_auto_num_workers() -> int | None:
-    """One process more than there are cores: many tests wait for a worker or for a time limit."""
+    """Cores plus one: many tests wait for a worker process or for a time limit."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
     return len(os.sched_getaffinity(0)) + 1
@@ -38,6 +38,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collections need not look at torch, sympy and thousands of tests again and again."""
+    """Exclude torch, sympy and thousands of tests from later garbage collections."""
     gc.collect()
     gc.freeze()

@@ -3,7 +3,7 @@
     python benchmarks/examples/feasible_sampler.py [--trials 40] [--storage FILE] [--jobs 2]
 
 Times numpy's product of two float32 matrices block by block. Needs kgen (or its folder on the
-path), Optuna and numpy; no GPU. With `--storage` the study goes on where it ended.
+path), Optuna and numpy; no GPU. With `--storage` an existing study is continued.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def fits(config: dict[str, bool | int | float | str]) -> bool:
 
 
 def objective(trial: optuna.Trial) -> float:
-    """Median time of the product in milliseconds, of three runs."""
+    """Median time of the product over three runs, in milliseconds."""
     block_m = trial.suggest_categorical("block_m", CHOICES["block_m"])
-    block_n = trial.suggest_int("block_n", 8, 128)  # any range that has the feasible values
+    block_n = trial.suggest_int("block_n", 8, 128)  # any range that includes the feasible values
     block_k = trial.suggest_categorical("block_k", CHOICES["block_k"])
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((SIZE, SIZE), dtype=np.float32) for _ in range(2))
@@ -53,7 +53,7 @@ def objective(trial: optuna.Trial) -> float:
                     )
         times_ms.append((time.perf_counter() - began) * 1e3)
     if not np.allclose(product, a @ b, atol=1e-3):
-        raise ValueError("the blocked product is wrong")  # a failed trial: see `catch`
+        raise ValueError("the blocked product is wrong")  # makes a failed trial: see `catch`
     return statistics.median(times_ms)
 
 

@@ -17,8 +17,8 @@ def run_call_costs(
 
     Args:
         session: The session of the pass.
-        problem: The problem; it must be small, or the host waits for the device.
-        against: Names of peers; None: all except slow ones.
+        problem: The problem. It must be small: with a large one the host would wait for the device.
+        against: Names of peers; None: all peers except the slow ones.
         library: Folder of an emitted library.
     Raises:
         WorkerError: If the library cannot be used, or the worker died.

@@ -42,12 +42,12 @@ class BenchJob:
         reports: Folder of the operator's reports and journals.
         seed: The seed of inputs and of the order of sampling.
         paths: The `--path` folders, for the worker.
-        against: Names of peers; None: all.
+        against: Names of peers; None: all peers.
         ladder: Whether to run the published ladder instead of the comparison with peers.
-        trace: File of a profile's trace. If given, a profile is made instead of the comparison.
-            With several problems each file name contains pass and number.
+        trace: File for the trace of a profile. If given, a profile is made instead of the
+            comparison. With several problems each file name contains the pass and a number.
         call_cost: Whether to measure the host cost of library calls instead.
-        tune_options: Further options of the `kgen tune` command that would write this report.
+        tune_options: Further options of the `kgen tune` command that a remark suggests.
         on_result: Called with every result.
     """
 
@@ -75,7 +75,7 @@ class BenchReport:
     Attributes:
         operator: Operator name.
         gpu: Profile name.
-        environment: Where it was measured; the keys are those of a tuning report.
+        environment: Where the results were measured; the keys are those of a tuning report.
         contests: Comparisons of kgen's kernels with their peers.
         ladders: Published ladders.
         profiles: Kernels and peers under torch.profiler.
@@ -166,7 +166,7 @@ def _profile(
     if sum(len(job.problems[p]) for p in job.passes) > 1:
         stem, _, suffixes = path.name.partition(".")
         path = path.with_name(f"{stem}.{session.pass_name}-{index + 1}.{suffixes or 'json'}")
-    # The library serves the configs of its report.
+    # The library serves a config only if its report has it.
     library = _library(job) if choice.origin == "tuned" else None
     return run_profile(session, problem, choice, job.against, path, library)
 
@@ -185,7 +185,7 @@ def load_bench(path: str | Path) -> BenchReport:
     """Read and check a file that `write_bench` wrote.
 
     Raises:
-        RecordError: If it cannot be read or deviates from the schema; names line and key.
+        RecordError: If it cannot be read or deviates from the schema; the text names line and key.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -195,7 +195,7 @@ def load_bench(path: str | Path) -> BenchReport:
 
 
 def _choice(job: BenchJob, pass_name: str, problem: Problem, tuned: Report | None) -> ChosenConfig:
-    """The winner in the report; otherwise the safe variant, with the reason."""
+    """The winner in the report; without one the safe variant, with the reason."""
     found = None if tuned is None else _winner(tuned, pass_name, problem)
     why = "not tuned"
     if found is not None:

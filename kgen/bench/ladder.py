@@ -41,7 +41,7 @@ def run_ladder(
     outcome = session.worker.finals(
         Finals(session.pass_name, problem, tuple(candidate for candidate, _ in ready), peers=())
     )
-    # Speed-ups are relative to step 1; if it did not run, there are none.
+    # Speed-ups are relative to step 1; if step 1 did not run, there are no speed-ups.
     base = outcome.samples_us[0] if running[0] == 0 else None
     for place, i in enumerate(running):
         timing = outcome.timings[place]

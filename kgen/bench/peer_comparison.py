@@ -28,7 +28,7 @@ def compare_with_peers(
         session: The session of the pass, probed.
         problem: The problem.
         choice: The config of kgen's kernel.
-        against: Names of peers; None: all. A peer that the pass lacks is listed as failed.
+        against: Names of peers; None: all peers. A named peer that the pass lacks counts as failed.
         copy_gbps: Measured copy bandwidth, for the floor.
     Raises:
         BenchError: If the kernel is wrong; nothing is timed then.

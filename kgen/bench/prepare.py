@@ -1,4 +1,4 @@
-"""Prepare a bench: build every kernel, verify it with all inputs, compute the floor."""
+"""Prepare a bench: build every kernel, verify it on all inputs, compute the floor."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kgen.worker import Candidate, TrialOutcome
 def certified(
     session: Session, problem: Problem, configs: Sequence[Config]
 ) -> list[tuple[Candidate, TrialOutcome]]:
-    """Build and verify configs again, whatever a report says of them.
+    """Build and verify configs again, even if a report says that they are verified.
 
     Raises:
-        BenchError: If one of them does not compute the operator's outputs.
+        BenchError: If a config does not compute the operator's outputs.
     """
     builds = [session.build(session.render(config, problem)) for config in configs]
     ready = []

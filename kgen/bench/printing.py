@@ -85,7 +85,7 @@ def print_profile(profile: Profile) -> str:
 
 
 def print_calls(table: CallTable) -> str:
-    """Return the host cost of calls as a table, the library's first."""
+    """Return the host cost of calls as a table, the library's function first."""
     ours = table.costs[0]
     rows = [["", "host time", "quartiles", f"over {ours.name}", "until done"]]
     for cost in table.costs:
@@ -107,7 +107,7 @@ def print_calls(table: CallTable) -> str:
 
 
 def _shortened(name: str) -> str:
-    """The beginning of a kernel's name; names of C++ templates are long."""
+    """The beginning of a kernel's name, because names of C++ templates are long."""
     return name if len(name) <= _NAME_COLUMNS else f"{name[: _NAME_COLUMNS - 3]}..."
 
 
@@ -153,7 +153,7 @@ def _throttled(clocks: Mapping[str, str]) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]], flush_left: int) -> list[str]:
-    """The first columns are text, flush left; the others numbers, flush right."""
+    """Align a table: the first `flush_left` columns are text, the others numbers, flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -25,9 +25,9 @@ def run_profile(
         session: The session of the pass.
         problem: The problem.
         choice: The config of kgen's kernel.
-        against: Names of peers; None: all, including those too slow for a tune.
+        against: Names of peers; None: all peers, including those that are too slow for a tune.
         trace: File of the trace.
-        library: Folder of an emitted library whose function is traced as well; None: none.
+        library: Folder of an emitted library whose function is also traced; None: no library.
     Raises:
         BenchError: If the kernel is wrong; nothing is traced then.
         WorkerError: If the worker died, or the trace cannot be written.

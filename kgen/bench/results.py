@@ -18,7 +18,7 @@ class ChosenConfig:
     Attributes:
         config: The config.
         origin: `tuned`: the winner in the report of this GPU; `safe`: the safe variant.
-        remark: Why it is the safe one, and how to tune it; empty for a tuned one.
+        remark: For `safe`: why there is no tuned config, and how to tune the problem; else empty.
     """
 
     config: Config
@@ -31,10 +31,10 @@ class TimedKernel:
     """A kernel of kgen, verified and then timed.
 
     Attributes:
-        variant: Its variant.
-        config: Its parameters.
-        timing: From the interleaved run.
-        floor_share: Least possible time over its median.
+        variant: The kernel's variant.
+        config: The kernel's parameters.
+        timing: The kernel's time in the interleaved run.
+        floor_share: Least possible time over the kernel's median.
         accuracy: Error of each output against float64, from the verification just before.
     """
 
@@ -55,13 +55,14 @@ class PeerTime:
     """A peer in the same run.
 
     Attributes:
-        name: As the operator names it.
-        timing: From the interleaved run.
-        floor_share: Least possible time over its median.
-        ratio: Its time over that of kgen's kernel, median over rounds.
-        ratio_low: Lower end of that median's 95 % interval; None with too few rounds for one.
-        ratio_high: Upper end, likewise.
-        accuracy: Error of each of its outputs against float64, on the problem's own inputs.
+        name: The operator's name for the peer.
+        timing: The peer's time in the interleaved run.
+        floor_share: Least possible time over the peer's median.
+        ratio: The peer's time over the time of kgen's kernel, median over rounds.
+        ratio_low: Lower end of that median's 95 % interval; None if the rounds are too few for an
+            interval.
+        ratio_high: Upper end of the interval; None if the rounds are too few.
+        accuracy: Error of each of the peer's outputs against float64, on the problem's own inputs.
     """
 
     name: str
@@ -86,7 +87,7 @@ class PeerComparison:
         kernel: kgen's kernel.
         peers: The peers that ran, in the operator's order.
         failed: Peers that did not run, by name, with the reason.
-        clocks: Clock and throttle state right after the run; empty if it cannot be read.
+        clocks: Clock and throttle state right after the run; empty if the state cannot be read.
     """
 
     pass_name: str
@@ -105,15 +106,16 @@ class LadderStepResult:
     """One step of a published ladder on one problem.
 
     Attributes:
-        step: Its published name.
-        variant: The variant that reproduces it.
-        config: The parameters.
+        step: The published name of the step.
+        variant: The variant that reproduces the step.
+        config: The variant's parameters.
         published: The published figure with its GPU; empty if there is none.
-        note: How the kernel differs from the published one.
-        refused: Why it cannot run for this problem (rule, reason, place); empty if it ran.
-        timing: From the interleaved run of all steps; None if refused.
-        floor_share: Least possible time over its median; None if refused.
-        speed_up: Time of step 1 over its time, median over rounds; None if either was refused.
+        note: How the kernel differs from the published kernel.
+        refused: Why the step cannot run for this problem (rule, reason, place); empty if it ran.
+        timing: Time in the interleaved run of all steps; None if refused.
+        floor_share: Least possible time over the step's median; None if refused.
+        speed_up: Time of step 1 over the time of this step, median over rounds; None if either step
+            was refused.
         accuracy: Error of each output against float64; empty if refused.
     """
 
@@ -163,10 +165,10 @@ class Profile:
         origin: `tuned` or `safe`; see `ChosenConfig`.
         remark: See `ChosenConfig`.
         variant: Variant of kgen's kernel.
-        config: Its parameters.
-        on_gpu: Whether kernels of a GPU were traced; otherwise operators of a CPU.
-        contenders: `kgen`: kgen's kernel as it is timed; `kgen_ops`: the library's function, if it
-            was emitted; then the peers that ran.
+        config: The variant's parameters.
+        on_gpu: Whether kernels of a GPU were traced; otherwise PyTorch operators on a CPU.
+        contenders: `kgen`: kgen's kernel as it is timed; `kgen_ops`: the library's function, if the
+            library was emitted; then the peers that ran.
         failed: Peers that did not run, by name, with the reason.
         trace: File of the trace.
     """

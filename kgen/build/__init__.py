@@ -40,7 +40,7 @@ def open_compiler(
         jobs: Concurrent compilations; default: the number of cores that this process may use.
         limits: Limits of time and memory; a compilation beyond them is killed and fails.
     Raises:
-        ToolchainError: If the name is unknown, or a tool is missing; says what to install.
+        ToolchainError: If the name is unknown, or a tool is missing; the text says what to install.
         StorageError: If the cache directory cannot be used.
     """
     try:

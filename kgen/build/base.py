@@ -34,7 +34,7 @@ class Compiler(Protocol):
         """`13.0.88`; for the host, the first line of the compiler's --version."""
 
     def identity(self, arch: str) -> str:
-        """Everything but the source that determines the result: version, flags, arch."""
+        """All that determines the result besides the source: version, flags, arch."""
 
     def key(self, request: BuildRequest) -> str:
         """Digest of source, identity and arch: the name of the result in the cache."""
@@ -50,8 +50,8 @@ class Compiler(Protocol):
     def submit(self, request: BuildRequest) -> Future[Outcome]:
         """Build in the background. A pending build of the same source returns the same future.
 
-        A result in the cache is returned at once, even if many builds wait. The future raises the
-        errors of `build`.
+        A result in the cache is returned at once, even if many builds are waiting. The future
+        raises the errors of `build`.
         """
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class CachingCompiler(ABC):
         """Compile distinct units, at most `jobs` at once."""
 
     def _stop(self) -> None:  # noqa: B027 (not every back end has to)
-        """End the compilations of `_compile` in other threads; it starts no more."""
+        """End the compilations of `_compile` in other threads, and let it start no more."""
 
     def key(self, request: BuildRequest) -> str:
         """See `Compiler`."""
@@ -216,7 +216,7 @@ def _to_json(resources: _Resources, remarks: tuple[str, ...]) -> bytes:
 
 
 def _from_json(text: bytes) -> tuple[_Resources, tuple[str, ...]] | None:
-    """None for an entry from before remarks were stored, which must be compiled again."""
+    """Read a cache entry; None if it is older than the field of remarks: compile it again."""
     facts = json.loads(text)
     if isinstance(facts, list):
         return None

@@ -1,4 +1,4 @@
-"""The parent's side of compiler processes: request with a deadline; kill and replace on failure."""
+"""The parent's side of compiler processes: requests with a deadline; failed processes replaced."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from kgen.build.limits import CompileLimits, ended_by, ran_out_of_memory
 from kgen.build.resources import parse_remarks, parse_resources
 from kgen.errors import ToolchainError
 
-_START_TIMEOUT_S = 60.0  # reading a library of 100 MB from a cold network file system is slow
-# Runs a file with one more folder at the end of sys.path: site-packages next to an installed kgen
-# must not precede the standard library.
+_START_TIMEOUT_S = 60.0  # NVRTC has 100 MB, which a cold network file system reads slowly
+# Runs a file with kgen's folder added at the end of sys.path. At its beginning, the site-packages
+# that hold an installed kgen would precede the standard library.
 _RUN = ("import sys, runpy; sys.path.append(sys.argv.pop(1)); "
         "runpy.run_path(sys.argv.pop(1), run_name='__main__')")
-_LAST_WORDS = 4096  # bytes
-# If an allocation is refused, NVRTC may crash without a message. Some memory is always left then,
-# because the refused request did not fit.
+_LAST_WORDS = 4096  # bytes of a child's last output that are kept
+# If an allocation is refused, NVRTC may crash without a message. A crash above this share of the
+# memory limit counts as out of memory: the refused request did not fit, so the peak stays below the
+# limit.
 _NEAR_THE_LIMIT = 0.9
 _CLOSED = "the compiler was closed before or while it compiled"
 
@@ -73,14 +74,14 @@ class _Child:
 
     def __init__(self, library: str, memory_bytes: int) -> None:
         """Start it; `wait_started` waits until it can compile."""
-        # A full pipe would block a compiler that prints much.
+        # A file, not a pipe: a full pipe would block a compiler that prints much.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             # Isolated, and without site-packages: importing those takes time.
             [sys.executable, "-I", "-S", "-c", _RUN, str(Path(kgen.__file__).parents[1]),
              nvrtc_child.__file__, library, str(memory_bytes)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0,
-            start_new_session=True)  # Ctrl-C is for the tuner and must not fail a build
+            start_new_session=True)  # Ctrl-C goes to the tuner and must not fail a build
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
@@ -104,7 +105,7 @@ class _Child:
         header, _ = self.ask(b"", _START_TIMEOUT_S)
         if header["kind"] != "started":
             raise ToolchainError(str(header["log"]))
-        # A new process inherits this number; it is its own only once it has grown.
+        # A new process inherits the peak memory of its parent; a larger value is its own.
         self._parents_bytes = int(header["peak_bytes"])
 
     def ask(self, message: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
@@ -145,20 +146,20 @@ class _Child:
         return nvrtc_child.unpack_message(answer[size:])
 
     def waits(self) -> bool:
-        """Whether it waits for a request: it is alive and has sent no message."""
+        """Whether the child waits for a request: it is alive and has sent no message."""
         said = select.poll()
         said.register(self._answers.fileno(), select.POLLIN)
         return not said.poll(0)
 
     def kill(self) -> None:
-        """Kill it, from any thread; the thread that waits for its answer calls `end`."""
+        """Kill the child, from any thread; the thread that waits for its answer calls `end`."""
         with self._lock:
             if self._alive:
                 # Not Popen.kill, which may reap the process and lose its resource usage.
                 os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> _End:
-        """Kill it if it still runs, and release its resources."""
+        """Kill the child if it still runs, and release its resources."""
         self.kill()
         with self._lock, self._stderr:
             self._alive = False
@@ -178,10 +179,10 @@ class Children:
     """Compiler processes: one per compiling thread, started on demand and reused."""
 
     def __init__(self, library: str, limits: CompileLimits, most_idle: int) -> None:
-        """Create it; `compile` starts processes.
+        """Start no process yet; `compile` starts them.
 
         Args:
-            library: The NVRTC that they load.
+            library: The NVRTC library that the processes load.
             limits: The limits of each compilation.
             most_idle: Number of idle processes that are kept.
         """
@@ -192,8 +193,8 @@ class Children:
         self._closed = False
         self._idle: list[_Child] = []
         self._all: set[_Child] = set()
-        # For a compiler that was not closed. A compiling thread would refer to this object, so none
-        # runs.
+        # Ends the processes of a compiler that was not closed. No thread compiles then: it would
+        # hold a reference to this object.
         weakref.finalize(self, _end_all, self._all)
 
     def pids(self) -> list[int]:
@@ -214,12 +215,12 @@ class Children:
             start = time.perf_counter()
             child, was_idle = self._take()
             try:
-                child.ask(message, self._limits.timeout_s)  # the message that it has begun
+                child.ask(message, self._limits.timeout_s)  # until it has begun
             except _EndedError:
                 end = self._end(child)
                 if not was_idle:
                     return Failed(f"nvrtc: {self._cause(end)}", time.perf_counter() - start)
-                # It died while idle; this source is not the cause.
+                # The child died while it was idle, so this source is not the cause.
             except _LateError:
                 self._end(child)
                 return Failed(f"nvrtc: {self._limits.too_slow}", time.perf_counter() - start)
@@ -244,8 +245,8 @@ class Children:
             raise
         log = str(header["log"])
         no_memory = header["kind"] == "failed" and ran_out_of_memory(log)
-        # A child that has grown is replaced: its memory would count against the limit of the next
-        # source.
+        # Replace a child that has grown: the memory that it holds would count against the limit of
+        # the next source.
         if no_memory or header["peak_bytes"] > self._limits.memory_bytes / 2:
             self._end(child)
         else:
@@ -280,7 +281,7 @@ class Children:
                     return child, True
                 self._all.discard(child)
                 child.end()
-            # Under the lock, so that `close` sees every child; a start takes a millisecond.
+            # Started under the lock, so that `close` sees every child; a start takes a millisecond.
             child = _Child(self._library, self._limits.memory_bytes)
             self._all.add(child)
         try:

@@ -1,7 +1,8 @@
 """The host back end: compiles for the host layer with the C++ compiler, through ninja.
 
-The layer's runtime is compiled once per compiler, flags and content, into the same cache; a kernel
-is then compiled and linked with it into one shared object (or, sanitized, one executable).
+The runtime of the host layer is compiled once per compiler, flags and content, into the same cache.
+A kernel is then compiled and linked with the runtime into one shared object (or, sanitized, into
+one executable).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kgen.runtime.host import (
 )
 
 ARCH = "host"
-# Least limits of the runtime, which is compiled once; limits for kernels may be too tight for it.
+# Least limits for compiling the runtime; the limits for kernels may be too tight for it.
 _RUNTIME_LIMITS = CompileLimits(timeout_s=600.0, memory_bytes=4 << 30)
 
 
@@ -44,7 +45,7 @@ class HostCompiler(CachingCompiler):
         """Find the C++ compiler ($CXX, else g++, else clang++), ninja and timeout(1).
 
         Args:
-            include_dirs: The first that holds `kgen/primitives/core.cuh` is used.
+            include_dirs: The first folder that holds `kgen/primitives/core.cuh` is used.
             cache: The cache for results.
             jobs: Concurrent compilations.
             limits: The limits of each compilation.
@@ -116,7 +117,7 @@ class HostCompiler(CachingCompiler):
         return digest_of_text(self._version, *flags, *texts)
 
     def _runtime(self) -> bytes:
-        """Return the runtime object; the first kernel compiles it."""
+        """Return the object file of the runtime; the build of the first kernel compiles it."""
         key = self._runtime_key()
         with self._lock_runtime:
             cached = self.cache.get(key, ".o")
@@ -160,7 +161,7 @@ def find_cxx() -> str:
 
 
 def _set_cxx() -> str:
-    """What to do about a compiler that does not work."""
+    """The next step of a message about a compiler that does not work."""
     return ("unset CXX, or set it to g++ or clang++" if os.environ.get("CXX")
             else "install it again, or set CXX to another compiler")
 

@@ -13,12 +13,14 @@ from kgen.errors import ToolchainError
 
 GIB = 1 << 30
 _MEMORY_AT_LEAST, _MEMORY_AT_MOST = 4 * GIB, 16 * GIB
-# Memory limit of a container; larger than the machine's memory, or "max", if there is no limit.
+# Files with the memory limit of a container. Without a limit they hold "max", or a value larger
+# than the machine's memory.
 _CONTAINER_MEMORY = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
-_LOG_HEAD, _LOG_TAIL = 12_000, 3_000  # characters
+_LOG_HEAD, _LOG_TAIL = 12_000, 3_000  # characters of a long log that are kept
 
-# Messages of NVRTC, nvcc's programs, g++ and clang++. "out of memory" alone may be quoted source.
+# Messages of NVRTC, nvcc's programs, g++ and clang++ about failed allocations. "out of memory"
+# alone does not count: it may be source that a message quotes.
 _NO_MEMORY = re.compile(
     r"catastrophic error: out of memory|virtual memory exhausted|LLVM ERROR: out of memory|"
     r"std::bad_alloc|NVRTC_ERROR_OUT_OF_MEMORY|Memory allocation failure|out of memory allocating|"
@@ -30,7 +32,7 @@ _SIGNAL_WORDS = {"Killed": signal.SIGKILL, "Segmentation fault": signal.SIGSEGV,
 
 
 def default_memory_bytes() -> int:
-    """A quarter of the machine's memory (or the container's), from 4 to 16 GiB."""
+    """A quarter of the memory of the machine (or the container), between 4 and 16 GiB."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in _CONTAINER_MEMORY:
         with contextlib.suppress(OSError, ValueError):
@@ -44,8 +46,8 @@ class CompileLimits:
 
     Attributes:
         timeout_s: Wall-clock time; > 0.
-        memory_bytes: Address space of one process of the compiler (NVRTC: beyond what the library
-            itself takes); > 0.
+        memory_bytes: Address space of one compiler process (for NVRTC, in addition to the space of
+            the loaded library); > 0.
     """
 
     timeout_s: float = 120.0
@@ -55,7 +57,7 @@ class CompileLimits:
         """Check the values.
 
         Raises:
-            ToolchainError: If one is not above 0.
+            ToolchainError: If a limit is not above 0.
         """
         for name in ("timeout_s", "memory_bytes"):
             if not getattr(self, name) > 0:
@@ -91,7 +93,7 @@ def ended_by(number: int) -> str:
 
 
 def ended_program(log: str) -> str:
-    """As `ended_by`, for a program that the compiler driver reports as killed; else empty."""
+    """The message of `ended_by` if the compiler driver reports a killed program; else empty."""
     found = _SIGNAL_OF_A_PROGRAM.search(log)
     if found is None:
         return ""
@@ -99,7 +101,7 @@ def ended_program(log: str) -> str:
 
 
 def cut(log: str) -> str:
-    """Shorten a long log to its head, which has the cause, a note, and its tail."""
+    """Shorten a long log to its head, which contains the cause, a note, and its tail."""
     left_out = len(log) - _LOG_HEAD - _LOG_TAIL
     if left_out <= 0:
         return log

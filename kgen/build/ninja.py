@@ -15,11 +15,11 @@ from pathlib import Path
 from kgen.build.limits import CompileLimits, ended_by, ended_program, ran_out_of_memory
 from kgen.errors import ToolchainError
 
-_TIMED_OUT = 124  # of timeout(1)
-_SIGNALLED = 128  # plus the signal's number
+_TIMED_OUT = 124  # exit status of timeout(1) after the time limit
+_SIGNALLED = 128  # a shell's exit status for a killed command is this plus the signal's number
 _KILLED = _SIGNALLED + 9
 _TERMINATED = _SIGNALLED + 15
-_GRACE_S = 2  # from SIGTERM to SIGKILL
+_GRACE_S = 2  # seconds from SIGTERM to SIGKILL
 # Limit on any file that a command writes, its log included; far above any regular size.
 _FILE_BYTES = 1 << 30
 _LOG_CHARACTERS = 4 << 20
@@ -27,7 +27,7 @@ _LOG_CHARACTERS = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of a batch, and the file that it must write."""
+    """One command of a batch, and the file that the command must write."""
 
     arguments: tuple[str, ...]
     output: str
@@ -46,8 +46,8 @@ def find_tool(name: str, next_step: str) -> str:
     """Return a program's path.
 
     Raises:
-        ToolchainError: If it is neither on PATH nor beside the interpreter (an environment that was
-            not activated).
+        ToolchainError: If the program is neither on PATH nor beside the Python interpreter (where
+            it lies in an environment that was not activated).
     """
     found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
     if found is None:
@@ -69,8 +69,9 @@ class Ninja:
         self._limits = limits
         self._ninja = find_tool("ninja", "pip install ninja")
         self._timeout = find_tool("timeout", "install GNU coreutils")
-        # Ends ninja with this process, and each command with ninja: timeout(1) leaves the process
-        # group that ninja kills. Without it a command would run on until its time limit.
+        # setpriv ends ninja when this process ends, and each command when ninja ends. Without it a
+        # command would run until its time limit, because timeout(1) leaves the process group that
+        # ninja kills.
         setpriv = shutil.which("setpriv")
         self._tied = (setpriv, "--pdeathsig", "TERM") if setpriv else ()
         self._lock = threading.Lock()
@@ -84,11 +85,12 @@ class Ninja:
         """Run commands in `folder`, at most `jobs` at once; a failure does not stop the others.
 
         Args:
-            commands: Paths in them, and `output`, are relative to `folder` or absolute.
+            commands: The commands. Their paths, `output` included, are relative to `folder` or
+                absolute.
             folder: An empty directory; receives build.ninja and logs.
             jobs: Concurrent commands.
-            limits: Instead of the default ones. A command that takes longer is ended with all
-                processes that it started.
+            limits: Replaces the limits of the constructor. A command that takes longer is ended
+                with all processes that it started.
         Raises:
             ToolchainError: If ninja itself fails, or after `close`.
         """
@@ -98,9 +100,10 @@ class Ninja:
         for index, command in enumerate(commands):
             words = [*self._tied, self._timeout, "-k", str(_GRACE_S), f"{limits.timeout_s:g}",
                      *command.arguments]
-            # The command writes status and times to files; ninja does not report those of failures.
-            # timeout(1) leads a process group of its own. cicc and cc1plus catch SIGTERM, and nvcc
-            # does not wait for them when it ends, so all of the group is killed at the end.
+            # The command writes its status and times to files, because ninja does not report them
+            # for a failed command. timeout(1) leads a process group of its own. cicc and cc1plus
+            # catch SIGTERM, and nvcc does not wait for them when it ends, so the whole group is
+            # killed at the end.
             kill = "kill -s KILL -- -$group 2> /dev/null"
             line = (f": > {index}.start; trap '{kill}; exit {_TERMINATED}' INT TERM; "
                     f"({_ulimits(limits)}; exec {shlex.join(words)}) > {index}.log 2>&1 & "
@@ -114,15 +117,15 @@ class Ninja:
                 for index, command in enumerate(commands)]
 
     def close(self) -> None:
-        """End running commands; `run` raises ToolchainError."""
+        """End running commands; `run` then raises ToolchainError."""
         with self._lock:
             self._closed = True
             for process in self._running:
                 process.terminate()  # ninja then ends its commands
 
     def _run_ninja(self, folder: Path, jobs: int) -> str:
-        # This thread waits for ninja, so the signal at the thread's death means the process's
-        # death.
+        # setpriv's signal comes when the thread that started ninja dies. This thread waits for
+        # ninja, so it dies only with the process.
         arguments = [*self._tied, self._ninja, "-C", str(folder), "-j", str(jobs), "-k", "0"]
         # Files of a killed compiler are removed with the folder.
         environment = {**os.environ, "TMPDIR": str(folder)}
@@ -131,7 +134,7 @@ class Ninja:
             process = subprocess.Popen(
                 arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True, env=environment,
-                # Ctrl-C is for the tuner and must not fail a build.
+                # Ctrl-C goes to the tuner and must not fail a build.
                 start_new_session=True)
             self._running.add(process)
         with process:
@@ -154,8 +157,8 @@ class Ninja:
 
 
 def _ulimits(limits: CompileLimits) -> str:
-    # In the units of POSIX shells: KiB, and blocks of 512 bytes. No core files: the core of a
-    # compiler can be as large as the limit.
+    # Units of a POSIX shell's ulimit: KiB for memory, blocks of 512 bytes for files. Core files are
+    # off, because the core of a compiler can be as large as the limit.
     return (f"ulimit -c 0; ulimit -v {max(1, limits.memory_bytes >> 10)}; "
             f"ulimit -f {_FILE_BYTES >> 9}")
 

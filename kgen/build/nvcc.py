@@ -89,7 +89,7 @@ def find_nvcc() -> str:
     """Return nvcc's path: on PATH, else under $CUDA_HOME, else /usr/local/cuda.
 
     Raises:
-        ToolchainError: If there is none.
+        ToolchainError: If there is no nvcc.
     """
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     found = shutil.which("nvcc") or next(

@@ -1,7 +1,7 @@
 """The default back end: NVRTC in child processes that can be killed.
 
-NVRTC cannot be interrupted, and it allocates and crashes in its own process. Each compiling thread
-therefore uses a child process (`kgen.build.children`).
+A running NVRTC call cannot be interrupted, and its memory and its crashes are those of the process
+that calls it. Each compiling thread therefore uses a child process (`kgen.build.children`).
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ on sys.path, so that it starts in 50 ms; importing `kgen.build.nvrtc_child` woul
 `kgen.build`.
 
 A message in either direction is its length in 8 bytes, little-endian, a line of JSON, and bytes.
-The first message says that this process has started, or why it cannot. Each request gets two
-answers. If the process dies, the first one shows whether it died idle or while it compiled the
-source:
+The first message says that this process has started, or why it cannot start. Each request gets two
+answers. The first answer lets the parent tell a process that died while idle from one that died
+while it compiled the source:
 
     {"name": "rmsnorm/x.cu", "arch": "sm_90a", "include_dirs": [...]} source
     {"kind": "begun"}
@@ -29,7 +29,7 @@ from typing import IO, Any
 from kgen.runtime import nvrtc
 
 LENGTH = struct.Struct("<Q")
-# A core file of the compiler is useless and can be as large as the memory limit.
+# No core files: a core of the compiler is useless and can be as large as the memory limit.
 _CORE_BYTES = 0
 # Limit on the temporary file of standard error.
 _FILE_BYTES = 64 << 20
@@ -42,7 +42,7 @@ def pack_message(header: dict[str, Any], content: bytes = b"") -> bytes:
 
 
 def unpack_message(body: bytes | bytearray) -> tuple[dict[str, Any], bytes]:
-    """Return the header and bytes of a message, which comes without its length."""
+    """Return the header and bytes of a message whose length prefix was removed."""
     header, _, content = bytes(body).partition(b"\n")
     return json.loads(header), content
 
@@ -51,7 +51,8 @@ def main(library: str, memory_bytes: int) -> None:
     """Answer requests on standard input until it ends.
 
     Args:
-        library: The NVRTC to load; the parent's, whose version is in the cache keys.
+        library: The NVRTC to load: the one that the parent loads, whose version is in the cache
+            keys.
         memory_bytes: Memory that compilations may allocate besides the loaded libraries.
     """
     requests = os.fdopen(os.dup(0), "rb")
@@ -98,7 +99,7 @@ def _send(answers: IO[bytes], header: dict[str, Any], content: bytes = b"") -> N
 
 
 def _peak_bytes() -> int:
-    """Peak memory of this process; rusage would include the parent's at the fork."""
+    """Peak memory of this process; rusage would include the parent's memory at the fork."""
     with open("/proc/self/status", "rb") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith(b"VmHWM:"))
 
@@ -117,11 +118,12 @@ def _limit(memory_bytes: int) -> None:
 def _end_with_parent() -> None:
     """End this process, even while it compiles, when the parent closes standard input.
 
-    PR_SET_PDEATHSIG would kill it when the parent's *thread* that started it ends.
+    PR_SET_PDEATHSIG does not serve: it would kill this process as soon as the *thread* of the
+    parent that started it ends.
     """
     try:
         parent = select.poll()
-        parent.register(0, 0)  # only the hang-up, which poll always reports
+        parent.register(0, 0)  # no events: poll always reports the hang-up
         parent.poll()
     finally:
         os._exit(1)

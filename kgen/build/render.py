@@ -24,7 +24,7 @@ from kgen.runtime.rendering import RENDER_ERRORS, Templates
 from kgen.runtime.spelling import cuda_spelling, spell
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
-# Includes of another kind: of the system's headers by name, which is all right, and others.
+# Includes without quotes: system headers in angle brackets, which are allowed, and all others.
 _OTHER_INCLUDE = re.compile(r'^\s*#\s*include\s*(?!")(\S[^\n]*)', re.MULTILINE)
 _SYSTEM_HEADER = re.compile(r"<[\w./]+>\s*(//.*|/\*.*)?")
 
@@ -64,8 +64,9 @@ class Renderer:
             ) from None
         name = f"{operator}/{variant.pass_name}_{variant.name}"
         constants = ", ".join(f"{dim}={problem.dim(dim)}" for dim in variant.constants)
-        # A safe variant serves all combinations of dtypes: those that differ in nothing that its
-        # template uses share a kernel. The others' heads name the problem that they are for.
+        # A safe variant serves all combinations of dtypes. Combinations that differ only in fields
+        # that its template does not use share a kernel, so the head names the used fields alone.
+        # The head of any other kernel names every field.
         every = {field for field, _ in problem.dtypes}
         used = every if variant.safe is None else self._free_names(path)
         dtypes = ", ".join(f"{field}={value}" for field, value in problem.dtypes if field in used)
@@ -81,10 +82,10 @@ class Renderer:
 
         Args:
             name: For messages.
-            source: The text, without a first line that names its digest.
-            path: Where it is from, for messages.
+            source: The text, without the first line that names the digest.
+            path: Path of the template, for messages.
         Raises:
-            TemplateError: If it includes what is not in the device library.
+            TemplateError: If the source includes a file that is not in the device library.
         """
         included = self._included(source, path)
         digest = digest_of_text(source, *included)
@@ -93,7 +94,7 @@ class Renderer:
         )
 
     def _bare(self, source: str, headers: Sequence[str]) -> str:
-        """Digest of a source and its headers without comments, and without the headers' paths."""
+        """Digest of a source and its headers, without comments and without the headers' paths."""
         for name in headers:
             if name not in self._bare_headers:
                 self._bare_headers[name] = _without_paths(self._headers[name][0])
@@ -152,7 +153,7 @@ class Renderer:
 
 
 def template_context(variant: Variant, config: Config, problem: Problem) -> dict[str, str | int]:
-    """Names that a template may use, with the text that each one renders to."""
+    """Names that a template may use, with the value of each."""
     values = [*variant.values(config).items(), *variant.settings]
     context: dict[str, str | int] = {name: spell(value) for name, value in values}
     context |= {dim: problem.dim(dim) for dim in variant.constants}
@@ -173,7 +174,7 @@ def check_template(path: Path, variant: Variant, signature: Signature) -> None:
     """Check that a template uses every declared parameter and no undeclared name.
 
     Raises:
-        TemplateError: Names the first unused or undeclared name.
+        TemplateError: The text names the first unused or undeclared name.
     """
     params = {p.name for p in variant.params}
     allowed = params | set(variant.constants) | {f.name for f in signature.choices}

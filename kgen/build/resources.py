@@ -6,8 +6,8 @@ import re
 
 from kgen.model.record import Resources
 
-# The line with the frame follows the one that names the function; nvcc indents it by blanks, NVRTC
-# by "ptxas         .     ".
+# The line with the stack frame follows the line that names the function. nvcc indents it by blanks,
+# NVRTC by "ptxas         .     ".
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _PROPERTIES = re.compile(r"Function properties for (\S+)")
 _FRAME = re.compile(
@@ -22,9 +22,9 @@ _REMARK = re.compile(r"\((C\d{4})\) Potential Performance Loss: (.+)")
 def parse_resources(log: str) -> tuple[tuple[str, Resources], ...]:
     """Return (kernel, resources) of each kernel in a `ptxas -v` log, sorted by name.
 
-    A function that was not inlined has properties of its own. Its frame counts in the cumulative
-    stack size of its callers; its spills are not counted. Functions of kgen's device library are
-    always inlined.
+    ptxas reports a function that was not inlined separately. The cumulative stack size of a caller
+    includes the function's frame; its spills are not counted. Functions of kgen's device library
+    are always inlined.
     """
     entries: dict[str, dict[str, int]] = {}
     entry = owner = ""
@@ -56,6 +56,6 @@ def parse_resources(log: str) -> tuple[tuple[str, Resources], ...]:
 def parse_remarks(log: str) -> tuple[str, ...]:
     """Return the performance remarks of ptxas, each once: `C7512: wgmma.mma_async ...`.
 
-    Such a kernel compiles and is correct, so its compiler log would not be read.
+    A kernel with a remark compiles and is correct, so nobody would read its compiler log.
     """
     return tuple(dict.fromkeys(f"{code}: {text.strip()}" for code, text in _REMARK.findall(log)))

@@ -1,7 +1,8 @@
 """The YAML entries of a variant, merged with the groups that it uses.
 
 A variant uses groups, a group may use other groups, and a member of a family adds to the family's
-variants. Each of these is a body: a mapping of the same keys. Bodies are merged one over another.
+variants. Each of these is a body: a mapping with the same possible keys. A body is merged over the
+bodies that it uses or extends: its own entries win.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SINGLE_KEYS = ("doc", "constants", "first", "safe", "nondeterministic", "keeps_
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """A rule as it is written; `name` is empty unless it may be replaced."""
+    """A rule as it is written; `name` is empty if no other body can replace the rule."""
 
     tree: Tree
     kind: RuleKind
@@ -67,16 +68,16 @@ class Body:
 
     Attributes:
         tree: The YAML node that declares it.
-        single: Entries that are replaced whole: doc, constants, first, safe, nondeterministic,
-            keeps_state, steady.
-        params: By name.
-        lets: By name.
-        rules: `require`, then `prefer`, of each body.
+        single: Entries that a merge replaces as a whole: doc, constants, first, safe,
+            nondeterministic, keeps_state, steady.
+        params: Parameters by name.
+        lets: Lets by name.
+        rules: For each merged body the rules of `require`, then those of `prefer`.
         guards: Rules over pointers and strides.
-        alignments: By tensor.
-        workspaces: By name.
-        known_launches: By kernel: entries that launches may omit.
-        launches: The plan; empty if it consists of all known launches.
+        alignments: Alignments by tensor.
+        workspaces: Workspaces by name.
+        known_launches: By kernel: the entries that a launch of the kernel may omit.
+        launches: The plan; empty if the plan consists of all known launches.
     """
 
     tree: Tree
@@ -98,7 +99,7 @@ class Body:
         return [_completed(launch, self.known_launches) for launch in self.launches]
 
     def on(self, below: Body) -> Body:
-        """This body merged over another one; its entries win."""
+        """This body merged over the body `below`; the entries of this body win."""
         return Body(
             tree=self.tree,
             single={**below.single, **self.single},
@@ -125,7 +126,7 @@ def body_of(tree: Tree, keys: Iterable[str], *, shared: bool) -> Body:
     Args:
         tree: The body.
         keys: Allowed keys.
-        shared: Whether other bodies take its launches.
+        shared: Whether other bodies use the launches of this body.
 
     Raises:
         SpaceError: If a key is unknown or an entry does not have the documented form.
@@ -229,7 +230,7 @@ def _rules(items: Iterable[Tree], kind: RuleKind) -> list[RuleText]:
 
 
 def _replaced(below: Sequence[RuleText], above: Sequence[RuleText]) -> list[RuleText]:
-    """Rules of both bodies; a named rule replaces the rule of that name below."""
+    """Rules of both bodies; a named rule of `above` replaces the rule of that name in `below`."""
     names = {rule.name: rule for rule in above if rule.name}
     kept = [names.get(rule.name, rule) for rule in below]
     there = {rule.name for rule in below}

@@ -11,7 +11,8 @@ from kgen.errors import CapturedCallsError, CatalogueError, ProblemError, with_n
 from kgen.model.captured import CapturedCall, CapturedCalls
 from kgen.model.problem import parse_problem
 
-# What this kgen's library writes (`kgen/runtime/capture.py`, which imports torch).
+# The format that the library writes: `kgen/runtime/capture.py`, which this module cannot import
+# without torch.
 _FORMAT = 1
 _KEYS = ("operator", "pass", "problem", "device", "calls", "timed", "median_us", "step", "config")
 
@@ -20,11 +21,11 @@ def load_captured_calls(file: Path, catalogue: Catalogue) -> CapturedCalls:
     """Load a captured file.
 
     Args:
-        file: Its path.
+        file: Path of the file.
         catalogue: Declares the operators.
     Raises:
-        CapturedCallsError: If it cannot be read, has another format, names an operator, pass or
-            problem that is not known here, or holds no call; the text has file and line.
+        CapturedCallsError: If the file cannot be read, has another format, names an operator, pass
+            or problem that is not known here, or holds no call; the text has file and line.
     """
     try:
         return _load(file, catalogue)

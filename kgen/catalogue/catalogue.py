@@ -18,10 +18,11 @@ from kgen.errors import CatalogueError, suggest
 from kgen.model.space import Space
 from kgen.operators.base import Operator
 
-# kgen's own files are read once in a process, as its own modules are: a space takes 30 to 100 ms.
+# kgen's own search spaces are read once per process, because reading one takes 30 to 100 ms.
 _load_own_space = cache(load_space)
 _NO_OPERATORS = ("__init__", "base")
-# Names of the library beside its operators, and names that an operator's module in it uses.
+# Names that no operator may have: the library's other public names, and the names that the
+# generated module of an operator uses.
 RESERVED_NAMES = frozenset({
     "annotations", "base", "capture", "ceil_div", "compat", "dense_like", "dispatch_modes",
     "explain", "forward_ad", "min", "misses", "namedtuple", "nn", "only", "patch", "present",
@@ -40,7 +41,7 @@ class Entry:
 
 
 class Catalogue:
-    """All operators of the given roots; a user's operator hides a built-in one of that name."""
+    """All operators of the given roots; a user's operator hides kgen's operator of that name."""
 
     def __init__(self, roots: Sequence[Root]) -> None:
         self.roots = tuple(roots)
@@ -59,7 +60,7 @@ class Catalogue:
         """Load an operator by name or alias, without its search space.
 
         Raises:
-            CatalogueError: If it does not exist or its module does not load.
+            CatalogueError: If the operator does not exist or its module does not load.
         """
         if name in self._files:
             return self._load(name)
@@ -86,7 +87,8 @@ class Catalogue:
             raise CatalogueError(
                 f"operator '{operator.name}' has no search space\n  expected: {space_file}"
             )
-        # Reports quote rules with their place; kgen's own files are the same in every checkout.
+        # Reports quote rules with `file:line`. A path relative to kgen is the same in every
+        # checkout.
         shown_as = f"search_spaces/{space_file.name}" if root.builtin else ""
         load = _load_own_space if root.builtin else load_space
         space = load(space_file, operator.name, operator.signature, shown_as, root.templates)
@@ -108,7 +110,7 @@ class Catalogue:
                 assert spec is not None, file
                 assert spec.loader is not None, file
                 module = importlib.util.module_from_spec(spec)
-                sys.modules[module_name] = module  # dataclasses look their module up
+                sys.modules[module_name] = module  # dataclasses look up their module there
                 with without_exit():
                     spec.loader.exec_module(module)
         except KeyboardInterrupt:

@@ -32,7 +32,7 @@ def profile_named(name: str) -> GpuProfile:
     """Look up a profile.
 
     Raises:
-        GpuError: If there is none of that name; lists all.
+        GpuError: If there is no profile of that name; the text lists all profiles.
     """
     profiles = load_profiles()
     if name not in profiles:

@@ -15,9 +15,9 @@ class Links:
     """The connections between the two passes of an operator.
 
     Attributes:
-        incoming: Backward input -> the forward output that it is the gradient of.
+        incoming: Backward input -> the forward output whose gradient it is.
         saved: Backward input -> forward tensors; autograd passes the first one that is present.
-        outgoing: Forward input -> the backward output that is its gradient.
+        outgoing: Forward input -> the backward output that is the gradient of the input.
         dots: Backward inputs that are computed from gradients.
     """
 
@@ -28,7 +28,7 @@ class Links:
 
 
 def links_of(operator: Operator) -> Links | None:
-    """Match the passes of an operator; None if it does not have both.
+    """Match the passes of an operator; None if it does not have both passes.
 
     Raises:
         CatalogueError: If autograd cannot supply a tensor or scalar of the backward pass.

@@ -17,10 +17,10 @@ from kgen.model.config import Value
 from kgen.model.expr import parse_expr
 from kgen.runtime.spelling import spell
 
-POINTER, INT64, FLOAT = "p", "q", "f"  # as launches are bound: address, `long long`, `float`
+POINTER, INT64, FLOAT = "p", "q", "f"  # how a launch passes it: address, `long long`, `float`
 KIND_TEXT = {POINTER: "a pointer", INT64: "a 64-bit integer", FLOAT: "a float"}
 _INT64_TYPES = {"i64", "long long", "std::int64_t", "int64_t"}
-_MOST_FORMS = 64  # of one parameter list, by the `//% if` in it
+_MOST_FORMS = 64  # texts that the `//% if` lines in one parameter list can give
 
 _KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\b')
 _NAME = re.compile(r"\s*(\w+)\s*(?=\()")
@@ -41,8 +41,8 @@ class KernelParam:
 class Kernel:
     """A kernel's parameters in order, and the place where it is declared (`file:line`).
 
-    `has_grid_barriers`: its template exports it with KGEN_EXPORT_CTA_GROUPS, as CTAs of it wait for
-    each other.
+    `has_grid_barriers`: whether the kernel's CTAs wait for each other; its template then exports it
+    with KGEN_EXPORT_CTA_GROUPS.
     """
 
     name: str
@@ -58,11 +58,12 @@ def kernels_of(
 
     Args:
         path: The template.
-        settings: The settings of the operator's family; branches that they rule out are ignored.
+        settings: The operator's settings of the family's templates; `//% if` branches that the
+            settings rule out are ignored.
         shown_as: Name for messages; default: the path.
 
     Raises:
-        SpaceError: If a parameter list is not understood, or is not the same for all configs.
+        SpaceError: If a parameter list cannot be parsed, or is not the same for all configs.
         TemplateError: If the file cannot be read.
     """
     name = shown_as or str(path)
@@ -149,9 +150,10 @@ def _param(text: str, kernel: str, where: str) -> KernelParam:
 
 
 def _with_settings(lines: Sequence[str], known: dict[str, str]) -> list[str]:
-    """Blank out branches that settings rule out, and conditions that they decide."""
+    """Blank out the branches that settings rule out, and the `//% if` lines that they decide."""
     kept: list[str] = []
-    # Per open `if`: whether it is decided, whether a branch was taken, whether this one is.
+    # For each open `if`: whether the settings decide it, whether one of its branches was taken so
+    # far, and whether the present branch is taken.
     blocks: list[tuple[bool, bool, bool]] = []
     for line in lines:
         found = _STATEMENT.match(line)
@@ -184,14 +186,14 @@ def _truth(condition: str, known: Mapping[str, str]) -> bool | None:
         expr = parse_expr(condition)
         if not expr.names <= known.keys():
             return None
-        booleans = {"True": True, "False": False}  # of a `//% set` before
+        booleans = {"True": True, "False": False}  # values of earlier `//% set` lines
         return bool(expr({name: booleans.get(value, value) for name, value in known.items()}))
     except ExprError:
         return None
 
 
 def _forms(lines: Sequence[str], kernel: str, where: str) -> Iterable[str]:
-    """Yield the texts that a parameter list can render to, one choice per `//% if` in it."""
+    """Yield all texts that a parameter list can render to: one branch of each `//% if` in it."""
     choices: list[list[str]] = [[""]]
     branches: list[str] | None = None
     has_else = False

@@ -19,15 +19,15 @@ from kgen.model.space import LaunchSpec
 
 @dataclass(frozen=True, slots=True)
 class PassNames:
-    """What expressions and kernels of a pass may name.
+    """The names that expressions and kernels of a pass may use.
 
     Attributes:
         dims: The operator's dims.
         tensors: The pass's tensors by name.
-        scalars: Its scalars.
+        scalars: The pass's scalars.
         strides: `<tensor>_stride_<dim>` of each stride that a caller chooses.
-        itemsizes: Name of the size of an element, by field.
-        of_problem: Names of a problem: dims, fields and sizes.
+        itemsizes: By dtype field, the name of the size of its element.
+        of_problem: Names that a problem gives values to: dims, fields and element sizes.
     """
 
     dims: tuple[str, ...]
@@ -39,7 +39,7 @@ class PassNames:
 
     @classmethod
     def of(cls, signature: Signature, pass_: Pass) -> PassNames:
-        """Return those of one pass of an operator."""
+        """Return the names of one pass of an operator."""
         dims = tuple(d.name for d in signature.dims)
         itemsizes = {f.name: f.itemsize_name for f in signature.dtypes}
         return cls(
@@ -58,9 +58,9 @@ class LaunchReader:
 
     Attributes:
         pass_name: `forward` or `backward`.
-        names: What its kernels may take.
-        settings: Of the operator, for its family's templates.
-        templates: Their folder; None: kernels are not compared.
+        names: The names that kernels of the pass may take.
+        settings: The operator's settings of its family's templates.
+        templates: Folder of the templates; None: launches are not compared with kernels.
         shown_as: The folder's name in errors; empty: its path.
     """
 
@@ -81,14 +81,14 @@ class LaunchReader:
         """Read the launches of a variant.
 
         Args:
-            name: Of the variant.
-            body: Its entries.
+            name: Name of the variant.
+            body: Entries of the variant.
             scope: The names that expressions may use.
-            workspaces: Names of its workspaces.
-            params: Names of its parameters.
+            workspaces: Names of the variant's workspaces.
+            params: Names of the variant's parameters.
         Raises:
             SpaceError: With `file:line` of the first mistake.
-            CatalogueError: If its template is missing.
+            CatalogueError: If the variant's template is missing.
         """
         kernels: Mapping[str, Kernel] | None = None
         file = f"{self.pass_name}_{name}.cu.jinja"
@@ -201,7 +201,7 @@ class LaunchReader:
     def _listed(
         self, items: Sequence[Tree], scope: Scope, allowed: Sequence[str]
     ) -> tuple[str | Expr, ...]:
-        """`args` as a list: all of them, in the kernel's order."""
+        """Read `args` given as a list: all arguments, in the kernel's order."""
         known = [*allowed, *self.names.itemsizes.values(), *scope.let_names]
         for arg in items:
             if arg.text().isidentifier() and arg.text() not in known:
@@ -214,7 +214,7 @@ class LaunchReader:
 def _of_params(
     tree: Tree | None, params: Sequence[str], scope: Scope, kernel: str
 ) -> Expr | None:
-    """Read `pdl`: a condition over parameters only, so that it is known when code is emitted."""
+    """Read `pdl`. It may name parameters only, so that its value is known when code is emitted."""
     if tree is None:
         return None
     expr = scope.expr(tree, only=params, what=f"launch '{kernel}' has 'pdl: {tree.text()}', but")
@@ -230,7 +230,7 @@ def _of_params(
 def _extents(tree: Tree, scope: Scope) -> tuple[Expr, ...]:
     """Read `ceil_div(M, rows)`, or `[ceil_div(M, rows), 2]`.
 
-    To YAML the comma inside a call in a list ends an item.
+    In a YAML list the comma inside a call ends an item, so the items of a call are joined again.
     """
     if tree.is_scalar:
         return (scope.expr(tree),)

@@ -23,10 +23,10 @@ class Scope:
     ) -> None:
         """
         Args:
-            lets: Visible ones, by name.
+            lets: The visible lets, by name.
             settings: Names with a fixed value.
-            static: Other names: of the problem, parameters, the GPU.
-            at_call: The same and those that only a guard may use.
+            static: Names known before a call: those of the problem, the parameters and the GPU.
+            at_call: The static names, and the names that only a guard may use.
         """
         self._trees = lets
         self._static = dict.fromkeys(static)
@@ -61,10 +61,10 @@ class Scope:
             at_call: Whether pointers and strides may be used.
             only: Allowed names besides lets and settings; default: all.
             allow: Further allowed names.
-            what: The beginning of a message about a name.
+            what: How the message about a name that is not allowed begins.
 
         Raises:
-            SpaceError: If it is no expression or uses a name that it may not.
+            SpaceError: If the text is no expression, or uses a name that is not allowed.
         """
         known = dict.fromkeys(only) if only is not None else (
             self._at_call if at_call else self._static
@@ -73,11 +73,11 @@ class Scope:
                              (), what)
 
     def parsed(self, text: str, tree: Tree) -> Expr:
-        """Parse an expression that is part of what is written at `tree`."""
+        """Parse an expression that is a part of the YAML node `tree`."""
         return self._checked(_parse(text, tree), tree, self._static, (), "")
 
     def named(self, name: str, tree: Tree) -> Expr:
-        """The expression that is just a name."""
+        """The expression that consists of a name alone."""
         return self._checked(parse_expr(name), tree, {**self._static, **self._at_call}, (), "")
 
     def _checked(

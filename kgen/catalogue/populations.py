@@ -22,14 +22,14 @@ from kgen.model.signature import Signature
 
 _CALL_KEYS = ("operator", "models", "passes")
 _MODEL_KEYS = ("name", "source")
-_MOST_PROBLEMS = 10_000  # of a call and a model: no tune would end
+_MOST_PROBLEMS = 10_000  # of one call and one model; a tune of more problems would not end
 
 Values = dict[str, str]  # field of a problem -> its value, as written
 
 
 @dataclass(frozen=True, slots=True)
 class _ModelEntry:
-    """A line of a list of models, with its extents and where they are written."""
+    """An entry of the list of models, with its extents and the places where they are written."""
 
     model: PublishedModel
     fields: Mapping[str, Tree]
@@ -46,7 +46,7 @@ def load_population(name: str, catalogue: Catalogue) -> Population:
 
     Args:
         name: Name or path.
-        catalogue: Declares the operators; its roots have the named populations.
+        catalogue: Declares the operators; its roots contain the named populations.
     Raises:
         CatalogueError: If there is no population of that name.
         PopulationError: If the file is malformed; the text has file and line.
@@ -65,7 +65,7 @@ def load_population(name: str, catalogue: Catalogue) -> Population:
 
 
 def _files(catalogue: Catalogue) -> dict[str, tuple[Path, bool]]:
-    """The file of each name, and whether it is kgen's own; a user's hides kgen's."""
+    """By name, the file and whether it is kgen's own; a user's population hides kgen's."""
     return {
         file.stem: (file, root.builtin)
         for root in reversed(catalogue.roots)
@@ -132,7 +132,7 @@ class _Calls:
         self._lists = lists
         self._catalogue = catalogue
         self._used: set[str] = set()
-        # (operator, pass, problem) -> model -> the call that said so
+        # (operator, pass, problem) -> model -> the entry of `calls` that gives this problem
         self._found: dict[tuple[str, str, Problem], dict[str, Tree]] = {}
 
     def expand(self, calls: list[Tree], models: Tree) -> tuple[PopulationProblem, ...]:
@@ -208,7 +208,7 @@ def _passes(tree: Tree | None, signature: Signature) -> list[str]:
 def _axes(
     entries: Mapping[str, Tree], signature: Signature, keys: tuple[str, ...]
 ) -> dict[str, list[Values]]:
-    """The choices of each entry; `B T: [[8, 512], [1, 4096]]` chooses two fields together."""
+    """The values of each entry; `B T: [[8, 512], [1, 4096]]` gives two fields joint values."""
     written: set[str] = set()
     axes = {}
     for key, tree in entries.items():
@@ -281,7 +281,7 @@ def _problem(values: Values, signature: Signature, call: Tree) -> Problem:
 
 
 def _items(tree: Tree) -> list[Tree]:
-    """The items of a list that is not empty; one value stands for a list of it."""
+    """The items of a non-empty list; a single value stands for a list of one."""
     if tree.is_scalar:
         return [tree]
     items = tree.sequence()

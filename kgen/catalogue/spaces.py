@@ -20,8 +20,8 @@ from kgen.model.gpu import GPU_EXPR_NAMES
 from kgen.model.signature import Signature
 from kgen.model.space import LadderStep, Space, Variant
 
-FAMILIES = "families"  # folder of the families' files, beside the operators'
-_PASS_KEYS = ("let",)  # of a pass, besides its variants
+FAMILIES = "families"  # folder of the families' files, beside the operators' files
+_PASS_KEYS = ("let",)  # keys of a pass besides its variants
 
 
 def load_space(
@@ -38,7 +38,8 @@ def load_space(
         operator: The operator's name.
         signature: Its signature.
         shown_as: Name of the file in messages and reports; default: the path.
-        templates: Folder of the template folders. Without it launches must list their arguments.
+        templates: Folder of the template folders. If it is None, launches must list their
+            arguments.
 
     Raises:
         SpaceError: With `file:line` of the first mistake.
@@ -79,7 +80,7 @@ class _File:
 
     @property
     def ladder(self) -> list[Tree] | None:
-        """Its published steps; None if it has no such entry."""
+        """The entries of `ladder`; None if the file has no such key."""
         return self.entries["ladder"].sequence() if "ladder" in self.entries else None
 
 
@@ -133,7 +134,7 @@ class _SpaceReader:
             self._lets |= file.mapping("let")
             trees |= file.mapping("groups")
         self._groups = Groups(trees)
-        self._used: set[tuple[str, int]] = set()  # places of lets
+        self._used: set[tuple[str, int]] = set()  # places of the lets that an expression used
 
     def variants(self) -> tuple[Variant, ...]:
         """Read all variants, pass after pass.
@@ -179,10 +180,12 @@ class _SpaceReader:
         return [reader.variant(name, body, lets, self._used) for name, body in bodies.items()]
 
     def check_all_used(self) -> None:
-        """Refuse unused groups and lets. Those of a family may be for another member.
+        """Refuse unused groups and lets of the operator's own file.
+
+        Groups and lets of a family are not checked: another member may use them.
 
         Raises:
-            SpaceError: Naming the first one.
+            SpaceError: The text names the first unused group or let.
         """
         own = self._files[-1]
         for name, group in own.mapping("groups").items():
@@ -212,7 +215,7 @@ def _lets_in(tree: Tree) -> Iterable[tuple[str, Tree]]:
 
 
 def _is_own(step: Mapping[str, Tree]) -> bool:
-    """Whether a step of a ladder goes beyond the published ones."""
+    """Whether a step of a ladder is kgen's own, beyond the published steps."""
     if "own" not in step:
         return False
     if step["own"].scalar() is not True:

@@ -1,8 +1,9 @@
-"""A user's functions, whose errors name the function and the call instead of ending in a traceback.
+"""Wrap a user's functions, so that an error names the function and the call, not a traceback.
 
-What an operator's module does at a call is the user's code: it may raise anything, and return
-anything. So each function is wrapped when the module is loaded. An error of it becomes a
-`VerifyError` with the function's place, the error and the call; so does a `cost` that is no `Cost`.
+The functions of an operator's module are the user's code and may raise or return anything. Each
+function is therefore wrapped when the module is loaded. An exception becomes a `VerifyError` with
+the place in the function, the exception and the call; so does a `cost` that is no `Cost`, and
+another function's result that is no dict.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kgen.errors import CatalogueError, KgenError, VerifyError, suggest
 from kgen.operators.base import Cost, Operator
 
 _WRAPPED = ("definition", "make_inputs", "cost", "scale", "untouched", "trained")
-# What each function is called with.
+# The positional arguments of each function.
 _ARGUMENTS = {
     "definition": "pass_name, inputs, scalars",
     "make_inputs": "pass_name, problem, case, generator, device",
@@ -36,8 +37,9 @@ _OPTIONAL = ("scale", "untouched", "trained")
 
 @contextmanager
 def without_exit() -> Iterator[None]:
-    """Let `os._exit` raise SystemExit, as `sys.exit` does: a user's code must not end the process
-    of a tune, with a status that says that all went well.
+    """Let `os._exit` raise SystemExit, as `sys.exit` does.
+
+    Otherwise a user's code could end the process of a tune with a status that means success.
     """
     real = os._exit
 
@@ -52,11 +54,13 @@ def without_exit() -> Iterator[None]:
 
 
 def check_declaration(operator: Operator, file: Path) -> None:
-    """Check that an operator's functions can be called, and that its texts are texts and its dims
-    dims: what a later step would trip over without naming the field.
+    """Check an operator's functions, texts and names of dims.
+
+    Without this check a later step would fail without naming the field.
 
     Raises:
-        CatalogueError: If one is not.
+        CatalogueError: If a function cannot be called with its arguments, a text is no text, or a
+            name is not a dim of the signature.
     """
     for name, arguments in _ARGUMENTS.items():
         function = getattr(operator, name)
@@ -86,10 +90,10 @@ def check_declaration(operator: Operator, file: Path) -> None:
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with so many positional arguments."""
+    """Whether a function can be called with `count` positional arguments."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of C
+    except (TypeError, ValueError):  # a function written in C
         return True
     try:
         signature.bind(*(None,) * count)
@@ -107,7 +111,7 @@ def _declared(function: object) -> str:
 def with_clear_errors(operator: Operator) -> Operator:
     """Wrap the functions that an operator declares.
 
-    Peers are not among them: what a peer raises is an outcome, which the report says.
+    Peers are not wrapped: an exception of a peer is a result, which the report contains.
     """
     wrapped: dict[str, Any] = {
         name: _wrapped(operator.name, name, function)
@@ -168,7 +172,7 @@ def _place(problem: Exception, function: Callable[..., Any]) -> str:
     """The line of the function's file where the error came from."""
     try:
         file = inspect.getsourcefile(inspect.unwrap(function)) or ""
-    except TypeError:  # an object that is called
+    except TypeError:  # a callable object
         file = ""
     frames = traceback.extract_tb(problem.__traceback__)
     own = [frame for frame in frames if frame.filename == file] or frames[1:] or frames

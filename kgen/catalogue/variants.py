@@ -1,4 +1,4 @@
-"""Variants from their entries, checked against the operator's signature and their template."""
+"""Build variants from their entries; check them against the operator's signature and template."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class PassReader:
         """Build a variant.
 
         Args:
-            name: Its name.
-            body: Its entries, with those of the groups that it uses.
-            outer: Lets of its operator and pass.
-            used: Receives the places of the used lets.
+            name: Name of the variant.
+            body: Entries of the variant, merged with those of the groups that it uses.
+            outer: Lets of the variant's operator and pass.
+            used: Receives the places of the lets that the variant uses.
 
         Raises:
             SpaceError: With `file:line` of the first mistake.
-            CatalogueError: If its template is missing.
+            CatalogueError: If the variant's template is missing.
         """
         for key in ("doc", "launch", "params"):
             if key not in body.single and not (body.plan if key == "launch" else body.params):
@@ -110,7 +110,7 @@ class PassReader:
         )
 
     def _steady(self, tree: Tree | None, scope: Scope) -> tuple[tuple[str, Expr], ...]:
-        """Read `steady: {T: stages * chunk}`: how far a proof must go."""
+        """Read `steady: {T: stages * chunk}`: the extents that a proof must reach."""
         extents = tree.mapping() if tree is not None else {}
         for name, extent in extents.items():
             if name not in self.names.dims:
@@ -165,7 +165,7 @@ class PassReader:
         return tuple(found)
 
     def _aligned(self, name: str, given: Alignment, scope: Scope) -> Rule:
-        """The guard of an alignment."""
+        """The guard that checks an alignment at a call."""
         if name not in self.names.tensors:
             hint = suggest(name, self.names.tensors)
             raise given.tree.fail_at_key(f"'{name}' is no tensor of this pass\n  {hint}")
@@ -206,7 +206,7 @@ def config_reader(variant: str, params: Sequence[Param]) -> Callable[[Tree], Con
 
 
 def _choices(tree: Tree) -> tuple[Tree, Tree | None]:
-    """Read `[a, b]`, or `{choices: [a, b], default: a}`; the default's tree is None for a list."""
+    """Read `[a, b]` or `{choices: [a, b], default: a}`; a list gives None as the default's tree."""
     if not tree.is_mapping:
         return tree, None
     entries = tree.fields(required=["choices", "default"])

@@ -22,8 +22,8 @@ class Tree:
     Attributes:
         node: PyYAML's node.
         path: The file, for messages.
-        error: Exception class that this file's mistakes raise.
-        key: The key of a mapping that this node is the value of, if it is one.
+        error: Exception class for mistakes in this file.
+        key: The mapping key whose value this node is; None if it is not a value of a mapping.
     """
 
     node: yaml.Node
@@ -51,12 +51,12 @@ class Tree:
 
     @property
     def is_mapping(self) -> bool:
-        """Whether it has entries with names."""
+        """Whether the node is a mapping."""
         return isinstance(self.node, yaml.MappingNode)
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it is one value."""
+        """Whether the node is a single value."""
         return isinstance(self.node, yaml.ScalarNode)
 
     def mapping(self) -> dict[str, Tree]:
@@ -165,14 +165,14 @@ def read_yaml(path: Path, error: type[UserError] = SpaceError, shown_as: str = "
 def refuse_traps(
     text: str, name: str, error: type[UserError], aliases: bool = False
 ) -> None:
-    """Refuse a file so deep that libyaml, which recurses, would end the process.
+    """Refuse a file nested so deeply that the recursion of libyaml would end the process.
 
     Args:
         text: YAML.
-        name: Of the file, for messages.
-        error: Exception class of its mistakes.
-        aliases: Whether `*name` is allowed. kgen writes none: a few lines of aliases of aliases
-            are a value of any size.
+        name: Name of the file, for messages.
+        error: Exception class for mistakes in the file.
+        aliases: Whether `*name` is allowed. kgen writes no aliases, and a few lines of aliases of
+            aliases can expand to a value of any size.
     Raises:
         UserError: If the file is too deep, or has aliases.
         yaml.YAMLError: If it is not YAML.

@@ -22,12 +22,12 @@ _LONGEST_S = 366 * 86400.0
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([MG])(?:i?B)?", re.IGNORECASE | re.ASCII)
 _BYTES = {"M": 1 << 20, "G": 1 << 30}
-_MOST_DIGITS = 9  # of counts and device numbers
+_MOST_DIGITS = 9  # largest number of digits of counts and device numbers
 _LEAST_MEMORY = 256 << 20  # nvcc does not compile an empty kernel with less than 200 MB
 
 
 def add_path(parser: argparse.ArgumentParser, what: str = "operators") -> None:
-    """Add `--path`, which names folders with something of the user's own."""
+    """Add `--path`, which names the user's own folders."""
     parser.add_argument(
         "--path",
         action="append",
@@ -67,8 +67,7 @@ def add_common(
 
     Args:
         operator: The default of `--op`.
-        population: Whether there are `--population` and `--calls`, which may stand in place of
-            `--op`.
+        population: Whether to add `--population` and `--calls`, which may replace `--op`.
     """
     text = f" (default: {operator})" if operator else ""
     if population:
@@ -162,10 +161,10 @@ def add_l2(parser: argparse.ArgumentParser) -> None:
 
 
 def check_output(option: str, path: str | None) -> None:
-    """Check before any work that a file can be written after it.
+    """Check before any work that a file can be written afterwards.
 
     Raises:
-        StorageError: If it cannot.
+        StorageError: If the file cannot be written.
     """
     if not path:
         return
@@ -187,7 +186,7 @@ def seed_number(text: str) -> int:
 
 
 def duration(text: str) -> float:
-    """Parse `90`, `60s`, `5m` or `1h` to seconds, a year at most."""
+    """Parse `90`, `60s`, `5m` or `1h` to seconds, at most a year."""
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not 0 < seconds <= _LONGEST_S:
@@ -224,10 +223,11 @@ def chosen_passes(signature: Signature, pass_name: str) -> list[str]:
 def population_problems(
     population: Population, operator: Operator, passes: Sequence[str]
 ) -> dict[str, tuple[Problem, ...]]:
-    """The problems of a population, or of captured calls, by pass; no pass that has none.
+    """The problems of a population or of captured calls, by pass; passes without problems are left
+    out.
 
     Raises:
-        ProblemError: If no pass has any.
+        ProblemError: If no pass has a problem.
     """
     found = {name: population.problems(operator.name, name) for name in passes}
     found = {name: problems for name, problems in found.items() if problems}
@@ -252,7 +252,7 @@ def chosen_problems(
     """Parse `--problem`, or the operator's default problems for the pass and the device.
 
     Raises:
-        ProblemError: If one is malformed, or repeated.
+        ProblemError: If a problem is malformed or repeated.
     """
     chosen = texts or operator.default_problems(pass_name, on_host)
     problems = [read_problem(text, operator.signature) for text in chosen]
@@ -299,7 +299,7 @@ def positive(text: str) -> int:
 
 
 def given_text(text: str) -> str:
-    """Refuse an empty value: mostly of a shell's variable that is not set."""
+    """Refuse an empty value, which mostly comes from a shell variable that is not set."""
     if not text.strip():
         raise argparse.ArgumentTypeError(f"'{text}' is empty; give a value, or leave it out")
     return text

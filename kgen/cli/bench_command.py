@@ -29,7 +29,7 @@ from kgen.model.signature import Signature
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a table per problem; write them as YAML with `--yaml`.
+    """Print a table per problem; with `--yaml` also write the results as YAML.
 
     Raises:
         OptionError: If options contradict each other.
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _trace_path(options: argparse.Namespace, common: CommandContext) -> Path:
-    """The default trace file; TensorBoard finds traces by this ending."""
+    """The default trace file, with the ending by which TensorBoard finds traces."""
     if options.trace:
         return Path(options.trace)
     return Path(f"{common.entry.operator.name}-{common.gpu.name}.pt.trace.json")
@@ -99,7 +99,7 @@ def _trace_path(options: argparse.Namespace, common: CommandContext) -> Path:
 def _problems(
     options: argparse.Namespace, common: CommandContext
 ) -> dict[str, tuple[Problem, ...]]:
-    """The problems to time. The host cost of a call takes only the operator's smallest problem."""
+    """The problems to time; for the host cost of calls only the operator's smallest problem."""
     if options.problem or not options.call_cost:
         return dict(common.problems)
     cost = common.entry.operator.cost
@@ -112,7 +112,7 @@ def _problems(
 def _print(
     signature: Signature, result: PeerComparison | LadderResult | Profile | CallTable
 ) -> None:
-    """Print a table; its title has the problem's short name, `--yaml` the full key."""
+    """Print a table under the problem's short name; `--yaml` writes the full key instead."""
     short = short_name(parse_problem(result.problem, signature), signature)
     result = replace(result, problem=short)
     if isinstance(result, PeerComparison):

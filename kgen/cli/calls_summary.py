@@ -40,10 +40,11 @@ def calls_summary(captured: CapturedCalls, done: Sequence[PassResult]) -> str:
         if (why := _not_comparable(call, gpus)) is not None:
             not_compared.append(f"  {name}: {call.calls} calls; {why}")
             continue
-        assert call.median_us is not None  # `_not_comparable` tells of that
+        assert call.median_us is not None  # else `_not_comparable` returned a reason
         ours = tuned_us[key]
         before += call.calls * call.median_us
-        # A row that is slower than what serves the call today is a matter of how both were timed.
+        # A tuned row that looks slower than the kernel that serves the call today counts as equally
+        # fast: the difference comes from how the two were timed.
         after += call.calls * min(ours, call.median_us)
         lines += [f"  {name}",
                   f"    {call.calls} calls by {call.step} of {format_us(call.median_us)} us, tuned "

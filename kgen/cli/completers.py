@@ -1,8 +1,8 @@
 """The words that the shell completes after each option: operators, GPUs, populations, dims, files.
 
 `kgen completion` prints a function for the shell. At each TAB that function runs `kgen` with
-`_ARGCOMPLETE` set, so the names are those of today, the user's own folders included. torch is not
-loaded.
+`_ARGCOMPLETE` set, so the words are always up to date and include the user's own folders. torch is
+not loaded.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ def operators(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
 
 
 def gpus(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """All profiles, and `auto` where a device is chosen."""
+    """All profiles, and `auto` if the command chooses a device."""
     names = sorted(file.stem for file in gpu_dir().glob("*.yaml"))
     return names if parsed_args.command == "report" else ["auto", *names]
 
 
 def populations(parsed_args: argparse.Namespace, prefix: str, **_: Any) -> Iterable[str]:
-    """The named populations; files where a path begins."""
+    """The named populations, or files if the prefix is the beginning of a path."""
     if "/" in prefix:
         return _yaml_files(prefix)
     return population_names(_catalogue(parsed_args))
 
 
 def problem(parsed_args: argparse.Namespace, prefix: str, **_: Any) -> Iterator[str]:
-    """The next name or value of `M=8192,N=4096,dtype=bf16`, of the operator that `--op` names."""
+    """The next name or value in `M=8192,N=4096,dtype=bf16`, for the operator that `--op` names."""
     if not parsed_args.op:
         return
     operator = _catalogue(parsed_args).operator(parsed_args.op)
@@ -61,7 +61,7 @@ def problem(parsed_args: argparse.Namespace, prefix: str, **_: Any) -> Iterator[
 
 
 def _values(operator: Operator, name: str) -> list[str]:
-    """Of a dtype field or an option all, of a dim those of the operator's own problems."""
+    """All values of a dtype field or option; the extents of a dim in the operator's problems."""
     signature: Signature = operator.signature
     allowed = {choice.name: choice.allowed for choice in signature.choices}
     if name in allowed:  # the name of an earlier field stands for that field's dtypes
@@ -75,17 +75,17 @@ def _values(operator: Operator, name: str) -> list[str]:
 
 
 def architectures(**_: Any) -> list[str]:
-    """Those of all profiles."""
+    """The architectures of all profiles."""
     return sorted({profile.arch for profile in load_profiles().values() if not profile.is_host})
 
 
 def nothing(**_: Any) -> list[str]:
-    """For numbers, durations, and names that only a load of torch would tell."""
+    """No words: for numbers, durations, and names that are known only after loading torch."""
     return []
 
 
 def _listed(of: Completer) -> Completer:
-    """The completer of a list with commas, from that of one of its names."""
+    """Make the completer of a comma-separated list from the completer of one name."""
 
     def complete(prefix: str, **given: Any) -> list[str]:
         before, comma, _ = prefix.rpartition(",")
@@ -99,7 +99,7 @@ def _listed(of: Completer) -> Completer:
 _yaml_files = FilesCompleter(("yaml", "yml"))
 _files, _folders = FilesCompleter(), DirectoriesCompleter()
 
-# destination of an option -> what completes its value; `command destination` where it differs
+# destination of an option -> completer of its value; `command destination` if a command differs
 COMPLETERS: Mapping[str, Completer] = {
     "op": operators, "gpu": gpus, "population": populations, "problem": problem,
     "populations name": populations, "new-op name": nothing,
@@ -123,7 +123,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def attach(parser: argparse.ArgumentParser) -> None:
-    """Tell argcomplete what completes the values of all options.
+    """Give argcomplete the completers of all options.
 
     Raises:
         KeyError: If `COMPLETERS` lacks an option that takes a value.
@@ -134,7 +134,7 @@ def attach(parser: argparse.ArgumentParser) -> None:
 
 
 def valued(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
-    """Yield (command, option) of all that take a value without fixed choices."""
+    """Yield (command, option) of all options that take a value without fixed choices."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command, of_command in action.choices.items():
@@ -143,7 +143,7 @@ def valued(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Acti
 
 
 def _safely(completer: Completer) -> Completer:
-    """A completer that offers nothing where a name or a folder of the user's does not exist."""
+    """A completer that offers nothing if a name or a folder that the user typed does not exist."""
 
     def complete(**given: Any) -> Iterable[str]:
         try:

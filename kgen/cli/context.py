@@ -53,12 +53,12 @@ class CommandContext:
 
 
 def reports_dir(out: Path, operator: str) -> Path:
-    """Where an operator's reports and journals lie under an output folder."""
+    """The folder of an operator's reports and journals under an output folder."""
     return out / LIBRARY / operator / "reports"
 
 
 def folder_options(options: argparse.Namespace) -> tuple[str, ...]:
-    """`--path` and `--out` of this command, for another command that it prints."""
+    """`--path` and `--out` of this command, for other commands that it prints."""
     words = [word for folder in options.path for word in ("--path", folder)]
     if Path(options.out) != Path("generated"):
         words += ["--out", str(options.out)]
@@ -100,7 +100,7 @@ def asked_operators(options: argparse.Namespace, catalogue: Catalogue) -> tuple[
     """`--op`, or all operators of a population that have problems of the chosen passes.
 
     Raises:
-        OptionError: If neither is given.
+        OptionError: If neither `--op` nor a population is given.
         ProblemError: If the population has no problems of the passes.
     """
     population = asked_population(options, catalogue)
@@ -125,13 +125,13 @@ def asked_operators(options: argparse.Namespace, catalogue: Catalogue) -> tuple[
 def open_command(
     options: argparse.Namespace, gpu_needed: bool = True
 ) -> Iterator[CommandContext]:
-    """Resolve the common options to a context; closes the compiler at the end.
+    """Resolve the common options to a context; close the compiler at the end.
 
     Args:
-        options: Of the command line.
-        gpu_needed: Whether the GPU must be in this machine; otherwise a profile will do.
+        options: Options of the command line.
+        gpu_needed: Whether the GPU must be in this machine; otherwise a profile is enough.
     Raises:
-        UserError: If one of them is wrong; all are checked before any work.
+        UserError: If an option is wrong; all options are checked before any work.
     """
     catalogue = open_catalogue(options.path)
     entry = catalogue.entry(options.op)

@@ -36,7 +36,7 @@ from kgen.model.problem import Problem
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print each problem as it is known, then a table; write them as YAML with `--yaml`.
+    """Print each problem when its result is known, then a table; `--yaml` also writes YAML.
 
     Raises:
         OptionError: If options contradict each other.
@@ -81,10 +81,10 @@ def _run(options: argparse.Namespace, catalogue: Catalogue) -> CoverageReport:
 
 
 def _shown(request: CoverageRequest, written: str | None = None) -> CoverageReport:
-    """Print the problems as they come; return the report.
+    """Print each problem when its result is known; return the report.
 
-    What takes seconds to time is written at once, so that a coverage which is ended early leaves
-    what it has.
+    If `written` is given, the report is written after each problem that was timed, which takes
+    seconds. A coverage that is ended early therefore leaves its results so far.
     """
     for report in coverage(request):
         newest = report.problems[-1]
@@ -97,7 +97,7 @@ def _shown(request: CoverageRequest, written: str | None = None) -> CoverageRepo
 def _asked(
     options: argparse.Namespace, catalogue: Catalogue, entry: Entry, passes: list[str]
 ) -> tuple[Mapping[str, tuple[Problem, ...]], tuple[str, ...]]:
-    """The problems by pass, and where they are from; by default all populations' problems."""
+    """The problems by pass, and their sources; by default the problems of all populations."""
     if options.problem:
         return ({p: chosen_problems(entry.operator, p, options.problem, False) for p in passes},
                 ("--problem",))

@@ -1,7 +1,7 @@
 """`--devices`: one process per device of this machine.
 
-The first device of a GPU model is the tuner's: it makes the finals. Each other device of the model
-gets a `kgen worker`. Another model gets a `kgen tune` of its own, side by side.
+The tuner uses the first device of a GPU model, and times the finals there. Each other device of the
+model gets a `kgen worker`. Each further model gets a `kgen tune` of its own at the same time.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from kgen.search.storage import StorageUrl, parse_storage
 from kgen.tune import SharedStorage, TuneRequest, forget_study_without_journal
 
 ALL = "all"
-_IDLE_S = 60.0  # a worker whose tuner was killed ends then
-_END_S = 60.0  # a worker finishes its trial first
+_IDLE_S = 60.0  # idle time after which a worker whose tuner was killed ends
+_END_S = 60.0  # time that a worker gets to finish its trial
 
 
 def asked_devices(options: argparse.Namespace) -> tuple[argparse.Namespace, list[list[str]]]:
     """Resolve `--devices`.
 
     Returns:
-        The options with the tuner's `gpu`, `device`, and the other devices of its model as
-        `workers`; and the command lines that tune the other models.
+        The options with the tuner's `gpu` and `device`, and with the other devices of its model as
+        `workers`; then the command lines that tune the other models.
     Raises:
-        GpuError: If a device is not there.
+        GpuError: If a device does not exist.
     """
     if options.devices is None:
         return argparse.Namespace(**{**vars(options), "workers": ()}), []
@@ -40,7 +40,7 @@ def asked_devices(options: argparse.Namespace) -> tuple[argparse.Namespace, list
     (first, mine), *others = select_devices(options.gpu, chosen).items()
     tuner = {"gpu": first.name, "device": mine[0], "workers": tuple(mine[1:])}
     commands = [
-        # The last of an option that is given twice counts.
+        # Appended, because the last value of an option that is given twice counts.
         [sys.executable, "-m", "kgen", *sys.argv[1:], "--gpu", profile.name, "--devices",
          ",".join(map(str, ordinals))]
         for profile, ordinals in others
@@ -50,7 +50,7 @@ def asked_devices(options: argparse.Namespace) -> tuple[argparse.Namespace, list
 
 @contextmanager
 def side_by_side(commands: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Run commands beside the block; they are ended if the block fails, else waited for."""
+    """Run commands during the block; end them if the block fails, else wait for them."""
     running = [subprocess.Popen(command) for command in commands]
     try:
         yield running
@@ -72,7 +72,7 @@ def shared_by_devices(request: TuneRequest, options: argparse.Namespace) -> Tune
 
 
 def storage_of_one_host(request: TuneRequest) -> StorageUrl:
-    """The study's file as the storage of processes of this machine."""
+    """The study's file as the storage that processes of this machine share."""
     return parse_storage(f"journal://{request.study.resolve()}")
 
 
@@ -80,12 +80,12 @@ def storage_of_one_host(request: TuneRequest) -> StorageUrl:
 def workers_beside(
     request: TuneRequest, options: argparse.Namespace
 ) -> Iterator[None]:
-    """Run a `kgen worker` for each of the other devices; they end with the block.
+    """Run a `kgen worker` for each of the other devices; the workers end with the block.
 
     Args:
         request: The tune, with its storage.
-        options: Of the command: `workers`, and what the workers have in common with the tune. On
-            one machine all write to its journal.
+        options: Options of the command: `workers`, and the options that the workers share with the
+            tune. On one machine all workers write to the tune's journal.
     """
     if not options.workers:
         yield
@@ -113,9 +113,9 @@ def workers_beside(
 
 @contextmanager
 def _running(command: Sequence[str], shared: SharedStorage) -> Iterator[None]:
-    # The URL travels in the environment: it may hold a password.
+    # The URL is passed in the environment, because it may hold a password.
     environment = {**os.environ, "KGEN_STORAGE": shared.url.text, HELPER: "1"}
-    # A session of its own: Ctrl-C is the tuner's, which then ends the workers.
+    # In a session of its own: Ctrl-C reaches the tuner only, which then ends the workers.
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
     )

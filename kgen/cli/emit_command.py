@@ -17,7 +17,7 @@ EXIT_STALE = 3
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the library under `--out` again with today's templates, and say what changed.
+    """Write the library under `--out` again with the present templates, and print what changed.
 
     Returns:
         0 if all rows are valid, 3 if some are stale.

@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         CatalogueError: If there is no library, or it refuses to load.
         GpuError: If neither the library nor the profiles have the GPU.
-        ProblemError: If operator or problem are not what the library knows.
+        ProblemError: If the library does not know the operator or the problem.
     """
     signature = _signature(options.op)
     if signature is not None:
@@ -49,9 +49,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _placed(library: LoadedLibrary, operator: str, name: str) -> tuple[Any, str]:
-    """The GPU as the library's `explain` takes it, and a line about the table that serves it.
+    """The GPU in the form that the library's `explain` takes, and a line about its table.
 
-    A GPU that the operator was tuned for goes by its name, and its table needs no line.
+    A GPU that the operator was tuned for is passed by its name, and the line is empty.
 
     Raises:
         GpuError: If there is no such GPU.
@@ -67,7 +67,7 @@ def _placed(library: LoadedLibrary, operator: str, name: str) -> tuple[Any, str]
     try:
         gpus = importlib.import_module(f"{LIBRARY}._runtime.gpus")
         lent, _, _ = gpus.gpu_of(operator, operator, tuned, gpu)
-    except (ImportError, AttributeError):  # not there, or for devices only
+    except (ImportError, AttributeError):  # the function is missing, or takes devices only
         raise CatalogueError(
             f"{LIBRARY} was written by an older kgen and explains only {', '.join(names)}\n"
             "  next: kgen emit writes it again from the same tables"
@@ -83,13 +83,13 @@ def _placed(library: LoadedLibrary, operator: str, name: str) -> tuple[Any, str]
 
 
 def _signature(operator: str) -> Signature | None:
-    """Of an operator that kgen knows; a library may have others."""
+    """The signature of an operator; None if kgen does not know it: a library may have others."""
     catalogue = open_catalogue()
     return catalogue.operator(operator).signature if operator in catalogue.names else None
 
 
 def _parsed(text: str) -> dict[str, int | str]:
-    """Read `M=8192,dtype=bf16`; which names there are, the library knows."""
+    """Read `M=8192,dtype=bf16`; the library checks the names."""
     problem: dict[str, int | str] = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))

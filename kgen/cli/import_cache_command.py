@@ -14,7 +14,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the searches of other tuners' files as Optuna studies.
 
     Raises:
-        RecordError: If a file has neither of the formats.
+        RecordError: If a file has neither of the two formats.
         StorageError: If the studies cannot be written.
     """
     studies = [read_search(Path(file)) for file in options.files]

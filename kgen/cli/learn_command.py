@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
             LearnJob(
                 entry=common.entry,
                 passes=common.passes,
-                # Without --problem: only tuned problems, not the operator's default ones.
+                # Without --problem only the tuned problems are used, not the operator's defaults.
                 problems=common.problems if options.problem else dict.fromkeys(common.passes, ()),
                 gpu=common.gpu,
                 ordinal=common.ordinal,
@@ -54,10 +54,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _pairs(text: str | None, signature: Signature) -> tuple[tuple[str, str], ...]:
-    """Parse `--only`: `N=4096,dtype=bf16`; nothing if it is not given.
+    """Parse `--only`: `N=4096,dtype=bf16`; empty if the option is not given.
 
     Raises:
-        ProblemError: If a name is unknown or there twice, or there is no value.
+        ProblemError: If a name is unknown or repeated, or a value is missing.
     """
     pairs: list[tuple[str, str]] = []
     for part in () if text is None else text.split(","):

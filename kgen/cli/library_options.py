@@ -1,4 +1,4 @@
-"""The options of the commands that read the library and its reports, and of small commands."""
+"""Options of the commands that read the library and its reports, and of small commands."""
 
 from __future__ import annotations
 

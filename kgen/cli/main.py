@@ -21,16 +21,16 @@ EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code.
+    """Run the command line; return the exit code.
 
     0: done. 1: something failed. 2: the user's mistake. 3: rows are stale (emit). 130: interrupted.
     """
     _open_standard_files()
     try:
         code = _run(arguments)
-        sys.stdout.flush()  # a full disk shows here
+        sys.stdout.flush()  # raises an error here if the disk is full
         return code
-    except KeyboardInterrupt as problem:  # while modules load, too
+    except KeyboardInterrupt as problem:  # also while modules load
         how = f"ended by {problem.name}" if isinstance(problem, _Ended) else "interrupted"
         if HELPER not in os.environ:
             _complain(f"{how}; {_what_is_kept(arguments)}")
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILURE
 
 
-# What remains of a command that was ended; the others leave nothing behind.
+# What remains after an interrupted command; commands that are not listed leave nothing behind.
 _KEPT = {
     **dict.fromkeys(
         ("tune", "learn"), "finished trials are in the journal, and the same command resumes"
@@ -64,10 +64,10 @@ def _what_is_kept(arguments: Sequence[str] | None) -> str:
 
 def _run(arguments: Sequence[str] | None) -> int:
     """Parse the command line and run its command, which may end in any error but a `KgenError`."""
-    from kgen.cli.parser import build_parser  # 0.1 s in which Ctrl-C must find `main`
+    from kgen.cli.parser import build_parser  # takes 0.1 s; `main` handles Ctrl-C meanwhile
 
     parser = build_parser()
-    if "_ARGCOMPLETE" in os.environ:  # the shell asks at TAB
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks for words at TAB
         from kgen.cli.completers import complete
 
         complete(parser)
@@ -76,7 +76,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         parser.print_help()
         return EXIT_USAGE
     # The search factors matrices of a few hundred rows. On 16 cores OpenBLAS's threads made a
-    # proposal five times as slow and took the cores that compile. It reads this when numpy loads.
+    # proposal five times as slow and took cores from compilations. OpenBLAS reads the variable when
+    # numpy is loaded.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     name = options.command.replace("-", "_")
     try:
@@ -86,7 +87,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except KgenError as problem:
         _complain(f"{type(problem).__name__}: {problem}")
         return problem.exit_code
-    except SystemExit as problem:  # no command ends itself that way
+    except SystemExit as problem:  # no command exits this way by itself
         _complain(
             f"a function of the operator's module called sys.exit({problem.code!r})\n"
             "  next: raise an error there"
@@ -95,7 +96,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 class _Ended(KeyboardInterrupt):
-    """A signal other than Ctrl-C's ends the process."""
+    """A signal other than SIGINT ends the process."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -103,16 +104,16 @@ class _Ended(KeyboardInterrupt):
 
     @property
     def name(self) -> str:
-        """For instance `SIGTERM`."""
+        """Name of the signal, for instance `SIGTERM`."""
         return signal.Signals(self.number).name
 
 
 def _end_like_interrupted() -> None:
-    """Make SIGTERM and SIGHUP end a command like Ctrl-C: with its workers and temporary files."""
+    """Make SIGTERM and SIGHUP act like Ctrl-C, which ends workers and removes temporary files."""
 
     def end(number: int, frame: object) -> None:
-        # A second signal must not interrupt the cleanup. SIG_IGN would do that too, but a process
-        # that a thread starts meanwhile inherits it: ninja's commands then outlive their end.
+        # A second signal must not interrupt the cleanup. SIG_IGN is no solution: a process that a
+        # thread starts meanwhile would inherit it, and ninja's commands would not end.
         for each in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(each, lambda number, frame: None)
         raise _Ended(number)
@@ -124,7 +125,10 @@ def _end_like_interrupted() -> None:
 
 
 def _open_standard_files() -> None:
-    """Open what the shell closed (`kgen ops >&-`): a file opened later would take its number."""
+    """Open the standard files that the shell closed (`kgen ops >&-`).
+
+    Otherwise a file that is opened later would get the number of the closed file.
+    """
     for stream in ("stdin", "stdout", "stderr"):
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115

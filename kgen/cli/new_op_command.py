@@ -10,7 +10,7 @@ from kgen.scaffold import write_operator
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the files of an operator, and print them with the commands that come next."""
+    """Write the files of a new operator; print their names and the next commands to run."""
     folder = Path(options.path)
     for path in write_operator(options.name, folder, open_catalogue().names):
         print(path)

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of several words: `Published. A block per head.` is both."""
+    """The first sentence of a text; a first sentence of one word is joined with the second."""
     first, _, rest = text.partition(". ")
     if rest and " " not in first:
         first = f"{first}: {rest.partition('. ')[0]}"
@@ -37,7 +37,7 @@ def first_sentence(text: str) -> str:
 
 
 def _wrapped(line: str, indent: int) -> str:
-    """On a terminal, a line that fits it; elsewhere one line, for grep."""
+    """A text wrapped to the width of the terminal; without a terminal one line, for grep."""
     if not sys.stdout.isatty():
         return line
     columns = max(shutil.get_terminal_size().columns, indent + 30)

@@ -14,7 +14,7 @@ def run(options: argparse.Namespace) -> int:
     """Write a wheel of the library and print its content.
 
     Raises:
-        KgenError: As `kgen.package.package`.
+        KgenError: As for `kgen.package.package`.
     """
     population: tuple[PopulationProblem, ...] = ()
     if options.population:

@@ -16,7 +16,7 @@ from kgen.cli.arguments import add_path, given_text
 from kgen.cli.examples import EXAMPLES, FIRST, description, epilog
 from kgen.errors import shortened
 
-# command, a line about it, and what adds its options; in the order of `kgen --help`
+# (command, a line about it, the function that adds its options), in the order of `kgen --help`
 _COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
     ("tune", "search, verify and emit the best kernels", tuning.add_tune),
     ("predict", "choose kernels for a GPU that is not in this machine, by a model",
@@ -46,13 +46,13 @@ _COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...
 
 
 class _Parser(argparse.ArgumentParser):
-    """Names the nearest option, command or choice where one is not known."""
+    """A parser whose errors suggest the nearest option, command or choice for an unknown one."""
 
     _given: Sequence[str] = ()
 
-    # `Any`: argparse declares three overloads of each
+    # `Any` because argparse declares three overloads of each method.
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """See argparse; the commands' parsers are called by this method, too."""
+        """See argparse, which also calls the commands' parsers by this method."""
         self._given = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args(args, namespace)
 
@@ -72,7 +72,7 @@ class _Parser(argparse.ArgumentParser):
                 for name, parser in action.choices.items()}
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the message, with what was meant, and exit with code 2."""
+        """Print the usage, the message and a suggestion, and exit with code 2."""
         options = {name.lstrip("-"): name for name in self._option_string_actions}
         hints = [
             f"did you mean {options[near[0]]} instead of {shortened(name)}?"
@@ -92,7 +92,7 @@ class _Parser(argparse.ArgumentParser):
         found = []
         for text in self._given:
             if text == "--" or (commands and not text.startswith("-")):
-                break  # the command's own parser reads the rest
+                break  # the command's own parser reads the remaining words
             name = text.partition("=")[0]
             if name.startswith("--") and not any(
                     known.startswith(name) for known in self._option_string_actions):
@@ -121,6 +121,6 @@ def build_parser() -> argparse.ArgumentParser:
             epilog=epilog(EXAMPLES.get(name, ())),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.register("type", None, given_text)  # of every option that names no type
+        command.register("type", None, given_text)  # the type of every option that declares none
         add_options(command)
     return parser

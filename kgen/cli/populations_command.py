@@ -12,11 +12,11 @@ from kgen.model.population import Population, PopulationProblem
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the populations, or the models and problems of one.
+    """Print all populations, or the models and problems of one population.
 
     Raises:
-        OptionError: If a filter is given without a name.
-        ProblemError: If the population has nothing that was asked for.
+        OptionError: If a filter is given without the name of a population.
+        ProblemError: If the population has no problems that the filters select.
     """
     catalogue = open_catalogue(options.path)
     if options.name:

@@ -27,7 +27,7 @@ from kgen.predict import (
 )
 from kgen.predict.models import DEFAULT, MODELS
 
-RECORDS = "generated"  # the committed library, as --out has it by default
+RECORDS = "generated"  # the committed library, the default of --out
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,11 +48,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def predict_rows(options: argparse.Namespace, source: str, compiled: int, model: str) -> int:
-    """Predict the rows that the common options ask for, and print each as it is published.
+    """Predict the rows that the common options select, and print each row when it is published.
 
     Args:
-        options: Of `kgen predict` or `kgen tune`.
-        source: Folder of a library with recorded searches, beside that of `--out`.
+        options: Options of `kgen predict` or `kgen tune`.
+        source: Folder of a library with recorded searches, used in addition to that of `--out`.
         compiled: Configs to compile for each problem.
         model: Name of the model.
     """

@@ -19,14 +19,15 @@ from kgen.report.predictions import (
     print_predictions,
 )
 
-# Options of `kgen report` whose output holds measurements alone.
+# Options of `kgen report` whose output holds measurements only.
 _MEASURED_ONLY = ("csv", "json", "markdown", "svg", "summary", "html", "optuna", "t4", "against")
 
 
 def printed_predictions(options: argparse.Namespace, catalogue: Catalogue) -> str:
     """Return the predictions that the options of `kgen report` select, as text.
 
-    It is empty if there are none, or if the options ask for an output of measurements alone.
+    The text is empty if there are no predictions, or if the options select an output that holds
+    measurements only.
 
     Raises:
         RecordError: If a file of predictions is not what kgen wrote.
@@ -45,7 +46,7 @@ def printed_predictions(options: argparse.Namespace, catalogue: Catalogue) -> st
 def _selected(
     found: Predictions, options: argparse.Namespace, catalogue: Catalogue
 ) -> Predictions:
-    """The predictions of a pass and of the problems that are named."""
+    """The predictions of the chosen pass for the chosen problems."""
     kept = [
         p for p in found.problems
         if options.pass_name in (None, p.pass_name)
@@ -56,11 +57,11 @@ def _selected(
 
 
 def _is_named(operator: str, one: Prediction, text: str, catalogue: Catalogue) -> bool:
-    """Whether a text is the record of a prediction, or words of its problem or short name."""
+    """Whether a text is the identity of a prediction's record, or words of its problem's name."""
     words = {*one.problem.split(","), one.record}
     try:
         signature = catalogue.operator(operator).signature
         words |= set(short_name(parse_problem(one.problem, signature), signature).split())
     except KgenError:
-        pass  # of an operator, or of fields, that are not known here
+        pass  # the operator or a field is not known here
     return set(text.replace(",", " ").split()) <= words

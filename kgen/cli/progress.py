@@ -25,16 +25,16 @@ from kgen.cli.tune_state import (
 from kgen.tune import PassDone, ProblemStarted, TuneEvent
 
 REDRAWS_PER_S = 5
-PLAIN_EVERY_S = 10.0  # in a log file, one line per stage and this often between
+PLAIN_EVERY_S = 10.0  # in a log file, one line at each new stage, and then one line this often
 
 
 class Display:
-    """Shows the events of a tune as they come.
+    """Shows the events of a tune when they occur.
 
     Args:
-        scope: What the tune is to do.
-        stream: A terminal gets the panel, anything else lines. NO_COLOR leaves colours out.
-        clock, every_s: For tests: the time, and the seconds between two lines.
+        scope: The passes, problems and time limit of the tune.
+        stream: A terminal gets the panel, any other stream gets lines. NO_COLOR disables colours.
+        clock, every_s: The clock, and the seconds between two lines; other values for tests.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Display:
         self._every_s = every_s
         self._last_line = -every_s
         self._shown: tuple[object, ...] = ()
-        self._lock = threading.Lock()  # of the state, and of the lines
+        self._lock = threading.Lock()  # guards the state and the lines
         self._closed: threading.Event | None = None  # ends the thread of `_tick`
 
     def show(self, event: TuneEvent) -> None:
@@ -82,9 +82,9 @@ class Display:
                 threading.Thread(target=self._tick, args=(self._closed,), daemon=True).start()
 
     def close(self) -> None:
-        """Take the panel away: what is printed next begins on a clear line."""
+        """Remove the panel, so that the next output begins on an empty line."""
         if self._closed is not None:
-            with self._lock:  # no line is half written
+            with self._lock:  # a line that is being written is finished first
                 self._closed.set()
             self._closed = None
         if self._live is not None:
@@ -102,18 +102,18 @@ class Display:
             self._live.start(refresh=True)
 
     def _tick(self, closed: threading.Event) -> None:
-        """Write lines while no event comes: finals and certificates take minutes."""
+        """Write lines also while no event occurs, because finals and certificates take minutes."""
         while not closed.wait(self._every_s / 5):
             with self._lock:
                 if closed.is_set():
                     return
                 try:
                     self._line(self._clock())
-                except (OSError, ValueError):  # the reader is gone; the tune finds out by itself
+                except (OSError, ValueError):  # the reader is gone; the tune will notice
                     return
 
     def _line(self, now: float) -> None:
-        """Write a line, unless the one before is of the same stage and too recent."""
+        """Write a line, unless the previous line is of the same stage and too recent."""
         progress = self.state.progress
         shown = (self.state.stage, progress and (progress.pass_name, progress.problem))
         if shown == self._shown and now - self._last_line < self._every_s:
@@ -147,7 +147,7 @@ def plain_line(state: TuneState, now: float) -> str:
 
 
 def render(state: TuneState, now: float) -> RenderableType:
-    """The panel: four lines, of which a terminal of 80 columns shows all."""
+    """The panel of four lines, which fit a terminal of 80 columns."""
     progress = state.progress
     left = state.seconds_left(now)
     rate = state.trials_per_s(now)
@@ -190,7 +190,7 @@ def _heading(state: TuneState) -> str:
 
 
 def _line_of(text: str, aside: str, style: str) -> RenderableType:
-    """Text that is cut where it meets what stands at the right edge."""
+    """A line with `text`, which is cut where it would meet `aside` at the right edge."""
     grid = Table.grid(expand=True, padding=(0, 1))
     grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     grid.add_column(no_wrap=True, justify="right")

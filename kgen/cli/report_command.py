@@ -46,10 +46,10 @@ class Chosen:
     """A report with the rows that the options select.
 
     Attributes:
-        path: Its file.
+        path: File of the report.
         report: The whole report.
         rows: Selected rows under their short names.
-        operator: Its declaration; None if kgen does not know the operator.
+        operator: Declaration of the report's operator; None if kgen does not know the operator.
     """
 
     path: Path
@@ -59,12 +59,12 @@ class Chosen:
 
     @property
     def signature(self) -> Signature | None:
-        """Of the operator; None if kgen does not know it."""
+        """The operator's signature; None if kgen does not know the operator."""
         return None if self.operator is None else self.operator.signature
 
     @property
     def folder(self) -> Path:
-        """Of the operator in the library."""
+        """The operator's folder in the library."""
         return self.path.parent.parent
 
     @property
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         CatalogueError: If nothing is selected.
         OptionError: If options contradict each other.
-        RecordError: If a report or the file of `--summary` is not what it must be.
+        RecordError: If a report or the file of `--summary` does not have the documented format.
         StorageError: If a file cannot be written.
     """
     _check(options)
@@ -119,10 +119,10 @@ _WRITTEN = ("markdown", "svg", "summary", "html", "optuna", "t4")
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse options of which one would be ignored.
+    """Refuse combinations of options in which one option would be ignored.
 
     Raises:
-        OptionError: If there are such.
+        OptionError: If there is such a combination.
     """
     if options.coverage and not options.html:
         raise OptionError("--coverage is drawn on the page of --html; add --html FILE")
@@ -247,7 +247,7 @@ def _map(path: str, catalogue: Catalogue) -> PopulationMap:
 
 
 def _folders(options: argparse.Namespace) -> str:
-    """`--path` and `--out`, for the commands that repeat a row; empty if they are the defaults."""
+    """`--path` and `--out` for the commands that repeat a row; empty if both have defaults."""
     return "".join(f" {shlex.quote(word)}" for word in folder_options(options))
 
 

@@ -9,7 +9,7 @@ from kgen.tune import SharedStorage
 
 
 def shared_storage(options: argparse.Namespace) -> SharedStorage | None:
-    """`--storage` with its limits; None without one.
+    """`--storage` with its limits; None if the option is not given.
 
     Raises:
         OptionError: If the URL is malformed, or holds a password on the command line.

@@ -1,4 +1,4 @@
-"""The summary at the end of `kgen tune`, which begins with the file to open."""
+"""The summary at the end of `kgen tune`; its first line is the file to open."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
         return _predict(options, absent)
     done: list[PassResult] = []
     options, commands = asked_devices(options)
-    # --time is for all searches together, and is divided among the passes in the same way.
+    # --time is for all searches together: it is divided among the operators here, and among the
+    # passes in the same way.
     time_s = None if options.time is None else options.time / len(operators)
     with side_by_side(commands) as others:
         for name in operators:
@@ -77,7 +78,7 @@ def _predict(options: argparse.Namespace, gpu: GpuProfile) -> int:
             f"with a {COLD} L2\n  next: leave --l2 out, or tune on a machine with that GPU"
         )
     for option, value in (("--storage", options.storage), ("--devices", options.devices)):
-        if value is not None:  # not said in the message: a storage's URL may hold a password
+        if value is not None:  # the message omits the value: a storage's URL may hold a password
             raise OptionError(
                 f"{option} shares measured trials, and no {gpu.title} is in this machine\n"
                 f"  next: leave {option} out to predict rows, or tune on a machine with that GPU"
@@ -149,14 +150,15 @@ def _tune(options: argparse.Namespace) -> list[PassResult]:
 
 
 def _committed_journal(operator: str, gpu: GpuProfile) -> Path:
-    """The journal of the library that `--out` names by default: what is certified there need not
-    be proven again for another folder.
+    """The journal of the committed library, the default of `--out`.
+
+    A kernel with a certificate there need not be proven again for another folder.
     """
     return journal_path(Path(predict_command.RECORDS, "kgen_ops", operator, "reports"), gpu)
 
 
 def _scope(request: TuneRequest, report: Path) -> Scope:
-    """What the display needs to know of a tune, with the peers' times of the last report."""
+    """The scope of a tune for the display, with the peers' times of the last report."""
     operator = request.entry.operator
     peers = {}
     if report.exists():

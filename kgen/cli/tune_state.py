@@ -21,10 +21,10 @@ from kgen.tune import (
     TuneEvent,
 )
 
-_RATE_OVER_S = 20.0  # trials a second are counted over this time
+_RATE_OVER_S = 20.0  # the rate of trials is an average over this time
 
 _REASON_LINES = 16
-_MISSING = 6  # combinations of dtypes that are named
+_MISSING = 6  # combinations of dtypes that a message names
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class PeerTime:
 
 @dataclass(frozen=True)
 class Scope:
-    """What a tune is to do.
+    """The passes, problems and time limit of a tune.
 
     Attributes:
         title: Operator and GPU.
         problems: Number of problems by pass, in the order of the passes.
         time_s: Seconds for the whole command; None for no limit.
-        peers: Fastest peers of an earlier report, by pass and short name of the problem.
+        peers: Fastest peers in an earlier report, by pass and short name of the problem.
     """
 
     title: str = ""
@@ -54,18 +54,18 @@ class Scope:
 
 @dataclass
 class TuneState:
-    """How far a tune is.
+    """The progress of a tune.
 
     Attributes:
-        scope: What it is to do.
-        started: When it began, as of `time.monotonic`.
-        progress: Of the problem that is searched; None before the first.
+        scope: The passes, problems and time limit of the tune.
+        started: Start of the tune on the clock `time.monotonic`.
+        progress: Progress of the problem that is searched; None before the first problem.
         stage: `search`, `finals`, `safe` or `host runs`.
-        stage_started: When the stage began.
-        confirmed: Problems of the pass whose winners are confirmed.
-        passes_done: Passes that are done.
-        advanced: How far the stage is, of a stage that says so.
-        certified: What is certified of the pass that is not done, once a problem is confirmed.
+        stage_started: Start of the stage on the same clock.
+        confirmed: Number of problems of the present pass whose winners are confirmed.
+        passes_done: Number of passes that are done.
+        advanced: Progress of the stage, if the stage reports it.
+        certified: Certified results of the present pass, once a problem is confirmed.
     """
 
     scope: Scope
@@ -77,15 +77,15 @@ class TuneState:
     passes_done: int = 0
     advanced: StageAdvanced | None = None
     certified: PassResult | None = None
-    _over: Progress | None = None  # the last of the pass that is done
-    _share_seen: float = 0.0  # the greatest share so far, and the seconds after which it was
+    _over: Progress | None = None  # the last progress of the pass that is done
+    _share_seen: float = 0.0  # the greatest share so far; `_share_after_s` is when it was reached
     _share_after_s: float = 0.0
     _trials_at: list[float] = field(default_factory=list)
     _fates: dict[tuple[str, str], Counter[Fate]] = field(default_factory=dict)
     _reasons: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def apply(self, event: TuneEvent, now: float) -> None:
-        """Take note of an event."""
+        """Update the state from an event."""
         stage = self.stage
         match event:
             case ProblemStarted(progress):
@@ -121,13 +121,16 @@ class TuneState:
             self._reasons.setdefault(key, record.reason)
 
     def trials_per_s(self, now: float) -> float | None:
-        """Of the search, over the last seconds; None before the second trial."""
+        """Trials per second of the search over the last seconds; None before the second trial."""
         recent = [t for t in self._trials_at if now - t <= _RATE_OVER_S]
         since = max(self.started, now - _RATE_OVER_S, self.stage_started)
         return len(recent) / (now - since) if len(recent) > 1 and now > since else None
 
     def share_done(self) -> float:
-        """Of the whole command, 0 to 1: problems, the present one by its trials or its time."""
+        """Share of the whole command's problems that is done, 0 to 1.
+
+        The present problem counts in part, by its trials.
+        """
         whole = sum(self.scope.problems.values())
         if not whole:
             return 0.0
@@ -142,14 +145,14 @@ class TuneState:
         return min(1.0, (before + progress.index - 1 + of_problem) / whole)
 
     def seconds_left(self, now: float) -> float | None:
-        """For the whole command, as fast as it went so far; None while too little is known.
+        """Time left for the whole command at its speed so far; None while too little is known.
 
-        Finals and certificates do not add to the share that is done: the time left goes down
-        meanwhile, and is unknown when it is used up.
+        Finals and certificates do not add to the share that is done. Meanwhile the estimate of the
+        time left goes down; when it reaches 0, the time left is unknown.
         """
         share, spent = self.share_done(), now - self.started
         by_share = None
-        # When all problems are searched, host runs are left, whose time is not known.
+        # When all problems are searched, only host runs are left, whose time is unknown.
         if 0.01 < share < 1 and spent > 3 and self._share_seen:
             by_share = self._share_after_s / self._share_seen - spent
             by_share = by_share if by_share > 0 else None
@@ -166,7 +169,7 @@ class TuneState:
         return self.scope.peers.get((self.progress.pass_name, self.progress.name))
 
     def missing_text(self) -> str:
-        """Which safe kernels a tune that ended early has left out; empty if it has none."""
+        """A text about the safe kernels that a tune which ended early has left out, or empty."""
         found = self.certified
         if found is None or not found.safe_missing:
             return ""
@@ -179,7 +182,7 @@ class TuneState:
         )
 
     def dead_variants(self) -> list[str]:
-        """A line for each variant that was tried and of which no trial was verified."""
+        """A line for each variant that was tried without a verified trial."""
         lines = []
         for (pass_name, variant), fates in self._fates.items():
             if not fates[Fate.VERIFIED]:
@@ -194,7 +197,7 @@ def _spelled(dtypes: Mapping[str, str]) -> str:
 
 
 def _indented(reason: str) -> str:
-    """A reason whole, but for the middle of one that fills a screen: the source is named last."""
+    """A reason, indented. A long one loses its middle, because its end names the source."""
     lines = reason.splitlines()
     if len(lines) > _REASON_LINES:
         lines = [*lines[: _REASON_LINES - 2], "...", lines[-1]]
@@ -202,7 +205,7 @@ def _indented(reason: str) -> str:
 
 
 def spell_fates(fates: Mapping[Fate, int]) -> str:
-    """`52 verified, 5 wrong`, verified first."""
+    """Counts by fate, verified first: `52 verified, 5 wrong`."""
     order = sorted(Fate, key=lambda fate: fate is not Fate.VERIFIED)
     return ", ".join(f"{fates[f]} {f.value.replace('_', ' ')}" for f in order if fates.get(f))
 
@@ -219,7 +222,7 @@ def spell_time(seconds: float) -> str:
 
 
 def best_facts(state: TuneState) -> str:
-    """`best 3.14 us, 41 % of the floor, 1.32x liger`; empty before the first verified trial."""
+    """`best 3.14 us, 41 % of the floor, 1.32x liger`; empty without a verified trial."""
     progress = state.progress
     if progress is None or progress.best_us is None:
         return ""
@@ -232,7 +235,7 @@ def best_facts(state: TuneState) -> str:
 
 
 def stage_text(state: TuneState) -> str:
-    """What the tune does now, with its counter."""
+    """The present stage of the tune, with its counter."""
     progress = state.progress
     if progress is None:
         return "preparing: spaces, device, first builds"

@@ -18,8 +18,8 @@ from kgen.cli.arguments import (
     positive,
 )
 
-ARRAY_PROBLEMS = 24  # default of `kgen verify --library --array`; None tells that it was not given
-DEFAULT_MODEL = "mixed"  # as kgen.predict.models.DEFAULT, which needs numpy
+ARRAY_PROBLEMS = 24  # default of `kgen verify --library --array`; parsed as None if not given
+DEFAULT_MODEL = "mixed"  # equals kgen.predict.models.DEFAULT, whose module needs numpy
 
 
 def add_tune(tune: argparse.ArgumentParser) -> None:

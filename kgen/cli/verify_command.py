@@ -68,7 +68,7 @@ def _results(
 ) -> Iterator[Checked]:
     for checker in checkers:
         if options.record:
-            record = checker.find(options.record)  # None: it may be of the other pass
+            record = checker.find(options.record)  # None: the record may be of the other pass
             if record is not None:
                 yield checker.record(record)
                 return
@@ -80,7 +80,7 @@ def _results(
 
 
 def _no_record(record_id: str, common: CommandContext) -> RecordError:
-    """The error that says where the record is, if another GPU's journal has it."""
+    """The error about a missing record; it says if another GPU's journal has the record."""
     journal = common.reports / f"{common.gpu.name}.trials.jsonl"
     where = f"{journal} has no {' or '.join(common.passes)} record '{record_id}'"
     if not journal.is_file():

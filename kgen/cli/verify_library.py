@@ -34,10 +34,10 @@ from kgen.worker import Setup
 
 
 def run(options: argparse.Namespace, show: Callable[[Checked], None]) -> int:
-    """Check every row and a covering array of other problems; 1 if anything is wrong or refused.
+    """Check every row and a covering array of other problems; 1 if a kernel is wrong or refused.
 
     Args:
-        options: Of the command.
+        options: Options of the command.
         show: Prints a verdict.
     Raises:
         OptionError: If options contradict each other.
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace, show: Callable[[Checked], None]) -> int:
 
 
 def _gpu(name: str) -> tuple[GpuProfile, int | None]:
-    """The profile, and the ordinal of the GPU; None if it is not in this machine."""
+    """The profile, and the number of the GPU; None if the GPU is not in this machine."""
     if (absent := absent_gpu(name)) is not None:
         return absent, None
     gpu, ordinal = select_gpu(name)
@@ -86,7 +86,7 @@ def _gpu(name: str) -> tuple[GpuProfile, int | None]:
 
 
 def _known(catalogue: Catalogue, entry: Entry, pass_name: str) -> list[Problem]:
-    """All problems of populations, or else the operator's own."""
+    """All problems of populations; if there are none, the operator's own problems."""
     operator = entry.operator
     found = [problem for name in population_names(catalogue)
              for problem in load_population(name, catalogue).problems(operator.name, pass_name)]

@@ -32,7 +32,7 @@ from kgen.tune import (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Help tunes until interrupted, or until there is nothing to do for `--idle`.
+    """Help tunes until interrupted, or until there was nothing to do for the time of `--idle`.
 
     Raises:
         OptionError: If no storage is named.
@@ -79,7 +79,7 @@ def _open_request(
     """The request of a tune on this machine.
 
     Raises:
-        UserError: If this machine lacks the operator, or its definition knows no such problem.
+        UserError: If this machine lacks the operator, or the operator here has no such problem.
     """
     entry = open_catalogue(options.path).entry(spec.operator)
     signature = entry.operator.signature

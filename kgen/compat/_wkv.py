@@ -29,10 +29,10 @@ def wkv(
         operator: `wkv5` or `wkv6`.
         r, k: [B, T, H, K].
         v: [B, T, H, V].
-        w: [B, T, H, K], for wkv5 [H, K].
+        w: [B, T, H, K]; for wkv5 [H, K].
         u: [H, K].
         scale: Factor of y.
-        initial_state: [B, H, K, V] or None; another dtype than fp32, or another layout, is copied.
+        initial_state: [B, H, K, V] or None; copied if its dtype is not fp32 or its layout differs.
         return_final_state: Whether to return the final state.
         cu_seqlens: Bounds of packed sequences.
         raw: Whether the decay is exp(-exp(w)); otherwise it is exp(w).

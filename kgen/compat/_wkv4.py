@@ -22,9 +22,9 @@ def wkv4(
 
     Args:
         w: [C]; raw: the log decay is -exp(w).
-        u: [C]; it and w are converted to fp32 if they have neither this dtype nor that of k.
+        u: [C]. u and w are converted to fp32 if their dtype is neither fp32 nor the dtype of k.
         k, v: [B, T, C].
-        initial_state: [B, C, 3] or None; another dtype than fp32, or another layout, is copied.
+        initial_state: [B, C, 3] or None; copied if its dtype is not fp32 or its layout differs.
         return_final_state: Whether to return the final state.
     Returns:
         y [B, T, C], and the final state [B, C, 3] in fp32 or None.

@@ -30,7 +30,7 @@ def wkv7(
         v: [B, T, H, V].
         decay_form: The form of w: `log`, `raw` or `clamp`.
         scale: Factor of y.
-        initial_state: [B, H, K, V] or None; another dtype than fp32, or another layout, is copied.
+        initial_state: [B, H, K, V] or None; copied if its dtype is not fp32 or its layout differs.
         return_final_state: Whether to return the final state.
         cu_seqlens: Bounds of packed sequences.
     Returns:

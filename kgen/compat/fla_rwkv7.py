@@ -33,12 +33,12 @@ def chunk_rwkv7(
         r, w, k, a, b: [B, T, H, K]; w is the log decay.
         v: [B, T, H, V].
         scale: Factor of the output; None: K ** -0.5.
-        initial_state: [B, H, K, V]; another dtype than fp32 is converted.
+        initial_state: [B, H, K, V]; converted to fp32 if it has another dtype.
         output_final_state: Whether to return the final state, in fp32.
         cu_seqlens: [N + 1]; bounds of the sequences packed into T.
         cu_seqlens_cpu: Ignored: this function does not synchronise.
         safe_gate, lower_bound: Ignored: the kernels serve every decay.
-        chunk_size, disable_recompute: Ignored: the tuned kernel has its own.
+        chunk_size, disable_recompute: Ignored: the tuned kernel makes its own choices.
         cp_context: Must be None.
     Returns:
         The output [B, T, H, V] and the final state or None.
@@ -66,8 +66,8 @@ def fused_recurrent_rwkv7(
 ) -> tuple[Tensor, Tensor | None]:
     """FLA's `fused_recurrent_rwkv7` by `kgen_ops.wkv7`.
 
-    It is the same call as `chunk_rwkv7`, with other defaults: K ** -0.5 as the scale, and the final
-    state is returned. The dispatch table chooses the best kernel of a problem.
+    It is the same call as `chunk_rwkv7` with other defaults: the scale is K ** -0.5, and the final
+    state is returned. The dispatch table chooses the best kernel for a problem.
 
     Raises:
         NotImplementedError: If the library has no wkv7.
@@ -91,16 +91,16 @@ def fused_mul_recurrent_rwkv7(
 ) -> tuple[Tensor, Tensor | None]:
     """FLA's `fused_mul_recurrent_rwkv7` by `kgen_ops.wkv7`, which takes -kk and kk * a.
 
-    The two products are computed before the kernel, in the dtype of kk, and read by it. Unlike the
-    published function this one has gradients.
+    The two products are computed before the kernel, in the dtype of kk. Unlike the published
+    function this one has gradients.
 
     Args:
         r, w, k: [B, T, H, K]; w is the log decay.
         v: [B, T, H, V].
-        kk: [B, T, H, K]; the key that is read and replaced.
-        a: [B, T, H, K]; how much of it is replaced.
+        kk: [B, T, H, K]; the key whose value in the state is replaced.
+        a: [B, T, H, K]; the share of that value that is replaced.
         scale: Factor of the output; None: K ** -0.5.
-        initial_state, output_final_state, cu_seqlens: As of `chunk_rwkv7`.
+        initial_state, output_final_state, cu_seqlens: As for `chunk_rwkv7`.
         reverse: Must be False.
     Returns:
         The output [B, T, H, V] and the final state or None.

@@ -28,10 +28,10 @@ def rwkv_linear_attention(
         time_first: [C].
         key, value: [B, T, C].
         state: num, den and max, [B, C] each, or None; copied to [B, C, 3] in fp32.
-        return_state: Whether to return the state; it is also returned where one is given.
+        return_state: Whether to return the state; a call with a state always returns one.
     Returns:
         The output [B, T, C] in the dtype of `key`, and the state in fp32, three views [B, C], or
-        None. Gradients also flow through states, which the published function leaves out.
+        None. Unlike the published function, gradients also flow through the states.
     Raises:
         NotImplementedError: If the library has no wkv4.
     """
@@ -58,11 +58,11 @@ def rwkv5_linear_attention(
         receptance, key, value: [B, T, C].
         time_decay: [H, N] or [C]; raw: the decay is exp(-exp(time_decay)).
         time_first: [H, N].
-        state: [B, H, K, V], or None for zeros; another dtype than fp32, or another layout, is
-            copied.
+        state: [B, H, K, V], or None for zeros; copied if its dtype is not fp32 or its layout
+            differs.
     Returns:
-        The output [B, T, H, N] in the dtype of `value`, as the published CUDA kernel's (the
-        published loop returns fp32), and the state [B, H, K, V] in fp32.
+        The output [B, T, H, N] in the dtype of `value`, like the output of the published CUDA
+        kernel (the published loop returns fp32), and the state [B, H, K, V] in fp32.
     Raises:
         NotImplementedError: If the library has no wkv5.
     """

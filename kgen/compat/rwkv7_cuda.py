@@ -20,7 +20,7 @@ def RWKV7_CLAMPW_CUDA(  # noqa: N802 - the published name
 
     Args:
         r, w, k, v, a, b: [B, T, C]; the decay is exp(-exp(-0.5) * sigmoid(w)).
-        HEAD_SIZE: Features of a head.
+        HEAD_SIZE: Number of features of a head.
     Returns:
         y [B, T, C].
     Raises:
@@ -37,7 +37,7 @@ def RWKV7_STATE_CLAMPW_CUDA(  # noqa: N802 - the published name
     """RWKV-CUDA's `RWKV7_STATE_CLAMPW_CUDA`: as `RWKV7_CLAMPW_CUDA`, with an initial state.
 
     Args:
-        s0: [B, H, V, K]; fp32, or converted. kgen_ops has [B, H, K, V], so the state is copied.
+        s0: [B, H, V, K]; converted to fp32. kgen_ops has [B, H, K, V], so the state is copied.
         r, w, k, v, a, b: [B, T, C]; a head has K features.
     Returns:
         y [B, T, C].
@@ -55,7 +55,7 @@ def RWKV7_STATE_PASSING_CLAMPW_CUDA(  # noqa: N802 - the published name
     """RWKV-CUDA's `RWKV7_STATE_PASSING_CLAMPW_CUDA`: the final state as well.
 
     Args:
-        s0: [B, H, V, K]; fp32, or converted. It is copied, unless an earlier call returned it.
+        s0: [B, H, V, K]; converted to fp32, and copied unless an earlier call returned it.
         r, w, k, v, a, b: [B, T, C]; a head has K features.
     Returns:
         y [B, T, C], and the final state [B, H, V, K] in fp32 as a view.
@@ -78,10 +78,10 @@ def attn_chunked_cuda(
 
     Args:
         r, w, k, v, a, b: [B, T, H, C]; the decay is exp(-exp(w)).
-        s0: [B, H, V, K] or None for zeros; another dtype than fp32, or another layout than that of
-            a returned state, is copied.
+        s0: [B, H, V, K] or None for zeros; copied if its dtype is not fp32, or its layout is not
+            the layout of a returned state.
     Returns:
-        y [B, T, H, C], and the final state [B, H, V, K] in the dtype of w, as the published one.
+        y [B, T, H, C], and the final state [B, H, V, K] in the dtype of w, as published.
     Raises:
         NotImplementedError: If the library has no wkv7.
     """

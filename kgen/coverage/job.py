@@ -1,4 +1,4 @@
-"""`kgen coverage` as a whole: ask the library, verify and time what it answers, search a sample."""
+"""`kgen coverage` as a whole: ask the library, verify and time its kernels, search a sample."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kgen.search.declared import as_declared
 from kgen.tune import Sweep, TuneRequest, default_trials, journal_path, open_sweep
 from kgen.worker import CallCosts, Finals
 
-RIVALS = 3  # configs of a search that are timed beside the kernel that serves
+RIVALS = 3  # best configs of a search that are timed beside the kernel that serves a problem
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,13 @@ class Timing:
     Attributes:
         ordinal: CUDA device ordinal.
         compiler: Back end.
-        against: Names of peers; None: all.
-        sample: Problems per pass that are searched, for the loss.
+        against: Names of peers; None: all peers.
+        sample: Number of problems per pass that are searched, for the loss.
         search_s: Seconds for each search.
         first_calls: Whether to time first calls.
-        time_s: Seconds after which no further problem is timed, each pass with the same share; the
-            problems are then taken in an order drawn by the seed. None: all are timed, in order.
+        time_s: Seconds after which no further problem is timed; each pass has an equal share. The
+            problems are then taken in an order drawn with the seed. None: all problems are timed,
+            in the order of `problems`.
     """
 
     ordinal: int
@@ -53,17 +54,18 @@ class Timing:
 
 @dataclass(frozen=True)
 class CoverageRequest:
-    """A coverage of one operator on one GPU.
+    """The request of a coverage of one operator on one GPU.
 
     Attributes:
         entry: The operator with its space and templates.
         passes: Passes, in order.
-        problems: By pass, in order.
-        populations: Where the problems are from.
+        problems: Problems by pass, in order.
+        populations: Sources of the problems.
         gpu: Profile of the GPU.
-        timing: None: only ask which kernel serves; the GPU need not be in this machine.
+        timing: Settings of the timing. None: only ask which kernel serves a problem; the GPU need
+            not be in this machine.
         out: Folder of the library.
-        seed: The seed of inputs, and of the choice of the sample.
+        seed: The seed of the inputs, and of the choice of the sample.
         paths: The `--path` folders, for the worker.
     """
 
@@ -79,13 +81,13 @@ class CoverageRequest:
 
 
 def coverage(request: CoverageRequest) -> Iterator[CoverageReport]:
-    """Find out what serves each problem, and how fast that is.
+    """Find out which kernel serves each problem, and time it.
 
-    A kernel that is wrong, or does not run, is a finding: it is told in `failed`, and the next
-    problem follows. Problems that no time is left for are at the end, with their step alone.
+    A kernel that is wrong or does not run is a finding: `failed` describes it, and the next problem
+    follows. Problems for which no time is left come at the end, with their step only.
 
     Yields:
-        The report so far, once for each problem, the newest last.
+        The report so far, once for each problem, the newest problem last.
     Raises:
         CatalogueError: If there is no library.
         ProblemError: If the library does not have the operator.
@@ -119,7 +121,7 @@ def _timed_pass(
     request: CoverageRequest, timing: Timing, name: str,
     answers: Mapping[tuple[str, Problem], Served | None], report: CoverageReport,
 ) -> Iterator[CoverageReport]:
-    """Time the problems of one pass as far as its share of the time goes, at least one."""
+    """Time the problems of one pass until its share of the time is used up, at least one."""
     with (
         tempfile.TemporaryDirectory(prefix="kgen-coverage-") as folder,
         open_sweep(_tune_request(request, timing, name, Path(folder)), name) as sweep,
@@ -143,20 +145,20 @@ def in_order(
 ) -> tuple[Problem, ...]:
     """The problems in the order in which they are timed.
 
-    A limited time ends somewhere in the list: drawn, so that what it reached stands for all.
+    With a limited time the order is drawn, so that the problems that were reached represent all.
     """
     return problems if timing.time_s is None else _drawn(problems, seed)
 
 
 def _drawn(problems: tuple[Problem, ...], seed: int) -> tuple[Problem, ...]:
-    """The problems in an order that is the same for the same seed."""
+    """The problems in a random order that depends on the seed only."""
     return tuple(random.Random(seed).sample(problems, len(problems)))
 
 
 def _tune_request(
     request: CoverageRequest, timing: Timing, pass_name: str, folder: Path
 ) -> TuneRequest:
-    """A tune of nothing but searches, whose journal goes with the folder."""
+    """A tune that only searches; its journal is in a folder that is removed afterwards."""
     return TuneRequest(
         entry=request.entry,
         passes=(pass_name,),
@@ -175,7 +177,7 @@ def _tune_request(
 
 
 def _sample(request: CoverageRequest, timing: Timing, pass_name: str) -> frozenset[Problem]:
-    """The problems that are searched: those that a limited time reaches first."""
+    """The problems that are searched: those that are timed first under a limited time."""
     return frozenset(_drawn(request.problems[pass_name], request.seed)[:timing.sample])
 
 
@@ -208,7 +210,7 @@ def _timed(
     request: CoverageRequest, timing: Timing, sweep: Sweep, problem: Problem, config: Config,
     row: CoveredProblem,
 ) -> CoveredProblem:
-    """Verify the kernel that serves a problem, and time it, a call of the library and the peers."""
+    """Verify the kernel that serves a problem; time it, a call of the library and the peers."""
     session, library = sweep.session, str(request.out.resolve())
     row = replace(row, floor_us=least_us(session, problem, sweep.copy_gbps))
     if timing.first_calls:  # before any other call of the problem
@@ -233,7 +235,7 @@ def _timed(
 def _searched(
     timing: Timing, sweep: Sweep, problem: Problem, config: Config, row: CoveredProblem
 ) -> CoveredProblem:
-    """Search the very problem, and time the best configs beside the one that serves it."""
+    """Search this problem, and time the best configs beside the config that serves it."""
     state = sweep.search(problem, [config], time.monotonic() + timing.search_s)
     entrants = list(dict.fromkeys([config, *(r.config for r in state.ranking()[:RIVALS])]))
     times = dict(zip(entrants, sweep.compare(problem, entrants), strict=True))

@@ -15,7 +15,7 @@ def population_map(report: CoverageReport, signature: Signature) -> PopulationMa
     """Return the map of a coverage.
 
     Raises:
-        RecordError: If a problem is none of the operator.
+        RecordError: If a problem is not one of the operator.
     """
     problems = tuple(
         MappedProblem(

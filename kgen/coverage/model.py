@@ -22,22 +22,24 @@ class CoveredProblem:
         pass_name: `forward` or `backward`; the key `pass`.
         problem: The problem.
         step: The dispatch step, or `none` if the library refuses the call.
-        config: The config that serves it; empty if there is none.
+        config: The config that serves the problem; empty if there is none.
         floor_us: Least possible time.
-        kernel_us: Median time of the kernel, verified for this very problem just before.
-        inputs: The inputs on which the kernel is slower, which count for `kernel_us`, `call_us` and
-            `peer_us` alike, each on its own; empty if it was timed on random ones alone.
+        kernel_us: Median time of the kernel, which is verified for this problem just before.
+        inputs: The kind of inputs on which the kernel is slower. `kernel_us`, `call_us` and
+            `peer_us` are each the time on the kind of inputs where that contender is slower. Empty
+            if the kernel was timed on random inputs only.
         other_us: Median time of the kernel on the other inputs.
         call_us: Median time of a call of the library in the same run.
         peer: The fastest peer.
-        peer_us: Its median time in the same run.
-        ratio: Its time over the kernel's, median over rounds; above 1 the library is faster.
+        peer_us: Median time of the peer in the same run.
+        ratio: Time of the peer over the time of the kernel, median over rounds; above 1 the library
+            is faster.
         first_ms: Host time of the first call of the problem; kernels that the cache holds are not
             compiled.
-        best: The best config of a search of this very problem; empty if it was not searched.
-        best_us: Its median time, beside the kernel's.
-        loss: Time of the kernel over that of the best config, minus 1; 0 if they are the same.
-        failed: Why there is no time: what was wrong with the kernel, first line.
+        best: The best config of a search of this problem; empty if the problem was not searched.
+        best_us: Median time of the best config, in one run with the kernel.
+        loss: Time of the kernel over the time of the best config, minus 1; 0 if they are the same.
+        failed: Why there is no time: the first line about the fault of the kernel.
     """
 
     pass_name: str
@@ -61,7 +63,7 @@ class CoveredProblem:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean, tail and worst of a figure over problems.
+    """Mean, tail and worst value of a figure over problems.
 
     Attributes:
         count: Number of problems.
@@ -83,9 +85,9 @@ class CoverageReport:
     Attributes:
         operator: Operator name.
         gpu: Profile name.
-        populations: Where the problems are from: names of populations, or `--problem`.
+        populations: Sources of the problems: names of populations, or `--problem`.
         environment: The machine and versions of the measurement; None if nothing was timed.
-        problems: In the order of the populations.
+        problems: Results in the order of the populations.
     """
 
     operator: str
@@ -108,7 +110,7 @@ class CoverageReport:
                       min(found))
 
     def losses(self, pass_name: str) -> Spread | None:
-        """Spread of the losses against a search of the very problem; None if none was searched."""
+        """Spread of the losses against searches of the same problems; None without a search."""
         found = [p.loss for p in self.problems if p.pass_name == pass_name and p.loss is not None]
         if not found:
             return None
@@ -125,7 +127,8 @@ def load_coverage(path: str | Path) -> CoverageReport:
     """Read a coverage that `write_coverage` wrote.
 
     Raises:
-        RecordError: If there is no such file or it deviates from the schema; names line and key.
+        RecordError: If there is no such file, or it deviates from the schema; the text names line
+            and key.
     """
     text = read_document(path, "no such coverage; kgen coverage --yaml writes it")
     return decode_as(CoverageReport, text, str(path), SCHEMA, "run kgen coverage again")

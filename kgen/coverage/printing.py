@@ -37,7 +37,7 @@ def print_problem(found: CoveredProblem, signature: Signature) -> str:
 
 
 def print_coverage(report: CoverageReport) -> str:
-    """A table of each pass: problems by step, ratios to the fastest peers, losses."""
+    """A table for each pass: problems by step, ratios to the fastest peers, losses."""
     lines = [f"{report.operator} on {report.gpu}, {', '.join(report.populations)}"]
     for name in dict.fromkeys(p.pass_name for p in report.problems):
         steps = report.steps(name)

@@ -25,7 +25,8 @@ READABLE = (1, FORMAT)
 """Records of format 1 have no code digest: their key covers the rendered text instead."""
 
 
-# Omitted if the trial was not built, and absent from records that are older than the field.
+# Fields that are omitted if the trial was not built, and absent from records that are older than
+# the field.
 _OPTIONAL = ("key", "code", "definition", "guards", "trained")
 
 

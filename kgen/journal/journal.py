@@ -1,8 +1,8 @@
 """The journal: one JSON line per trial, appended with one write. No line is ever rewritten.
 
-A process killed during a write leaves a partial line without a newline. The next append ends that
-line, and reading skips it. Several processes may append to one journal: O_APPEND with a file lock
-keeps lines whole.
+A process that is killed during a write leaves a partial line without a newline. The next append
+ends that line, and reading skips it. Several processes may append to one journal: O_APPEND and a
+file lock keep lines whole.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Journal:
         """Append lines with one write, under the lock of the file.
 
         Args:
-            choose: Returns the lines; it is given the descriptor of the file, which it may read.
+            choose: Returns the lines. It gets the descriptor of the file, from which it may read.
         Raises:
             StorageError: If they cannot be written (no permission, disk full).
         """
@@ -62,11 +62,11 @@ class Journal:
             ) from None
 
     def read(self) -> Iterator[Record]:
-        """Yield all whole records, oldest first; counts damaged lines in `skipped_lines`.
+        """Yield all whole records, oldest first; count damaged lines in `skipped_lines`.
 
         Raises:
             StorageError: If the file exists and cannot be read.
-            RecordError: If a line is whole, but of a format that a newer kgen writes.
+            RecordError: If a whole line has a format that only a newer kgen reads.
         """
         self.skipped_lines = 0
         for number, line in enumerate(self.read_bytes(0).splitlines(), start=1):
@@ -78,7 +78,7 @@ class Journal:
         """Return the whole records after an offset in bytes, and the offset after them.
 
         Raises:
-            StorageError, RecordError: As of `read`.
+            StorageError, RecordError: As for `read`.
         """
         raw = self.read_bytes(offset)
         whole = raw[: raw.rfind(b"\n") + 1]  # another process may be writing the rest
@@ -86,7 +86,7 @@ class Journal:
         return [record for record in found if record is not None], offset + len(whole)
 
     def read_bytes(self, offset: int) -> bytes:
-        """The file from an offset; empty if there is no file.
+        """The content of the file from an offset on; empty if there is no file.
 
         Raises:
             StorageError: If the file exists and cannot be read.
@@ -126,6 +126,6 @@ class Journal:
 
 def _write_whole(descriptor: int, data: bytes, size_before: int) -> None:
     written = os.write(descriptor, data)
-    if written != len(data):  # a full disk may accept a part of the line: remove it
+    if written != len(data):  # a full disk accepted a part of the line: remove the part
         os.ftruncate(descriptor, size_before)
         raise OSError(28, "No space left on device")

@@ -1,8 +1,9 @@
-"""A journal that several machines share: each keeps its file, and lines travel by a storage.
+"""A journal that several machines share: each keeps a file, and a storage exchanges the lines.
 
-The log is an Optuna study, so that it goes through a database as well as through Optuna's gRPC
-proxy. One finished trial of the study holds one or more lines of the journal, written in one
-transaction. Lines are only ever added, on both sides; both sides end up with the union.
+The log in the storage is an Optuna study, so that it works with a database as well as with Optuna's
+gRPC proxy. One finished trial of the study holds one or more lines of the journal, written in one
+transaction. Lines are only ever added, to the files and to the log, so all of them end up with the
+union of the lines.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 
 LOG_PREFIX = "kgen/records"
 _LINES = "lines"
-_MOST_BYTES = 48_000  # of one trial: MySQL's TEXT holds 64 KB
+_MOST_BYTES = 48_000  # bytes of lines in one trial: MySQL's TEXT holds 64 KB
 
 
 class RecordLog:
     """The lines of one operator, GPU model and device in a storage."""
 
     def __init__(self, storage: optuna.storages.BaseStorage, name: str) -> None:
-        """Open the log; it is made if it is missing."""
+        """Open the log; create it if it is missing."""
         import optuna
 
         study = optuna.create_study(
@@ -38,7 +39,7 @@ class RecordLog:
         self._pulled: set[int] = set()  # numbers of trials
 
     def push(self, lines: Iterable[str]) -> None:
-        """Append lines. They are there when this returns.
+        """Append lines; the storage holds them when this method returns.
 
         Raises:
             StorageError: If the storage does not answer.
@@ -52,7 +53,7 @@ class RecordLog:
             )
 
     def pull(self) -> list[str]:
-        """Return the lines that were added since the last call, this process's own included."""
+        """Return the lines that were added since the last call, including those of this process."""
         lines: list[str] = []
         for trial in self._storage.get_all_trials(self._study_id, deepcopy=False):
             if trial.number not in self._pulled and trial.state.is_finished():
@@ -64,18 +65,18 @@ class RecordLog:
 class SharedJournal(Journal):
     """A journal file whose lines also go to a log, and to which the log's lines are added.
 
-    A record is in the file before it is sent. If the storage is gone for good, the file keeps the
+    A record is written to the file before it is sent. If the storage is lost, the file keeps the
     record, and the next `SharedJournal` on the file sends it.
     """
 
     def __init__(self, path: Path, log: RecordLog, wanted: Callable[[Record], bool]) -> None:
-        """Open both; `read` or `append` exchanges the lines.
+        """Open the file and the log; `read` or `append` exchanges the lines.
 
         Args:
             path: The file.
             log: The log.
-            wanted: Which records of the file that the log lacks are sent: a committed journal has
-                thousands of which a tune needs a few.
+            wanted: Whether to send a record that the file has and the log lacks: a committed
+                journal has thousands of records, of which a tune needs a few.
         """
         super().__init__(path)
         self._log, self._wanted = log, wanted
@@ -88,7 +89,7 @@ class SharedJournal(Journal):
         """Append a record to the file, then to the log.
 
         Raises:
-            StorageError: If one of them cannot be written.
+            StorageError: If the file or the log cannot be written.
         """
         line = super().append(record)
         self._exchange()
@@ -96,23 +97,23 @@ class SharedJournal(Journal):
         return line
 
     def read(self) -> Iterator[Record]:
-        """Take over what other machines added, and read the file; see `Journal.read`."""
+        """Add the lines of other machines to the file, and read it; see `Journal.read`."""
         self._exchange()
         return super().read()
 
     def follow(self, offset: int = 0) -> tuple[list[Record], int]:
-        """Take over what other machines added, and read the file; see `Journal.follow`."""
+        """Add the lines of other machines to the file, and read it; see `Journal.follow`."""
         self._exchange()
         return super().follow(offset)
 
     def _exchange(self) -> None:
-        """Add the log's new lines to the file; at the first call, send the file's."""
+        """Add the log's new lines to the file; at the first call, also send the file's lines."""
         pulled = self._log.pull()
         self._in_log.update(pulled)
         if pulled:
             self.append_lines(lambda descriptor: self._missing(pulled))
         if self._is_first:
-            self._is_first = False  # what fails now is sent by the next journal on this file
+            self._is_first = False  # if sending fails, the next journal on this file sends
             self._read_tail()
             self._push([line for line in self._in_file if self._is_wanted(line)])
 
@@ -122,8 +123,9 @@ class SharedJournal(Journal):
         self._in_log.update(new)
 
     def _missing(self, lines: Sequence[str]) -> list[str]:
-        """The lines that the file lacks. Called under its lock: a process beside this one may
-        have added them.
+        """The lines that the file lacks.
+
+        It is called under the lock of the file, because another process may have added the lines.
         """
         self._read_tail()
         return [line for line in dict.fromkeys(lines) if line not in self._in_file]
@@ -140,7 +142,7 @@ class SharedJournal(Journal):
 
 
 def _chunks(lines: Iterable[str]) -> Iterable[Sequence[str]]:
-    """Divide lines among trials; a longer line than one trial holds gets one for itself."""
+    """Divide lines among trials; a line that exceeds the limit of a trial gets its own trial."""
     chunk: list[str] = []
     size = 0
     for line in lines:

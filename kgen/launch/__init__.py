@@ -6,7 +6,7 @@ from kgen.errors import GpuError
 from kgen.launch.base import Device, Module
 from kgen.model.gpu import GpuProfile
 
-# Not as `cuda`: importing the submodule of that name would put it in this name's place.
+# Not imported as `cuda`: importing the submodule `kgen.launch.cuda` would replace that name.
 from kgen.runtime import cuda as runtime_cuda
 
 __all__ = ["Device", "Module", "detect_gpus", "open_device"]
@@ -16,12 +16,12 @@ def open_device(gpu: GpuProfile, ordinal: int = 0) -> Device:
     """Open the device that a profile describes.
 
     Args:
-        gpu: Profile; the host's gives the host layer.
-        ordinal: Which GPU, as torch counts.
+        gpu: Profile; the host's profile gives the host layer.
+        ordinal: Number of the GPU as torch counts.
     Raises:
-        GpuError: If that GPU is missing or is another model than the profile's.
+        GpuError: If that GPU is missing, or is another model than the profile's.
     """
-    # torch is imported by either, and `kgen doctor` only wants detect_gpus.
+    # Imported here because both modules import torch, and `kgen doctor` needs only detect_gpus.
     if gpu.is_host:
         from kgen.launch.host import HostDevice
 
@@ -33,7 +33,7 @@ def open_device(gpu: GpuProfile, ordinal: int = 0) -> Device:
 
 
 def detect_gpus() -> list[str]:
-    """Return the names of the GPUs that the driver shows, without torch; empty if none."""
+    """Return the names of the GPUs that the driver lists, without torch; empty if it lists none."""
     return [facts.name for facts in runtime_cuda.devices()]
 
 

@@ -22,8 +22,8 @@ class Module(ABC):
 
     Attributes:
         artifact: The artifact that was loaded.
-        constant: Names of the tensors that launches must not write. A sanitized build refuses
-            writes to them when they happen; other devices take no notice. Read by `bind`.
+        constant: Names of the tensors that launches must not write; `bind` reads the names. A
+            sanitized build stops at a write to one of these tensors; other devices ignore them.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -32,14 +32,14 @@ class Module(ABC):
 
     @property
     def resources(self) -> tuple[tuple[str, Resources], ...]:
-        """(kernel, what the compiler reported); empty on the host."""
+        """(kernel, the compiler's resource report); empty on the host."""
         return self.artifact.resources
 
     @abstractmethod
     def bind(
         self, plan: Plan, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> Callable[[], None]:
-        """Resolve a plan's arguments once; the result launches all of it.
+        """Resolve a plan's arguments once, and return a function that launches the whole plan.
 
         Each of a launch's `args` is a whole number, the name of a tensor or workspace, or the name
         of a number. The address of a tensor is passed; its dtype and shape are not checked. An int
@@ -50,14 +50,14 @@ class Module(ABC):
         the other.
 
         Args:
-            plan: Launches with an extent of 0 are left out.
-            tensors: Inputs, outputs and workspaces by name, on this device; None for one that
-                the problem leaves out, passed as a null pointer.
+            plan: The plan. Launches with a grid extent of 0 are left out.
+            tensors: Inputs, outputs and workspaces by name, on this device. None stands for a
+                tensor that the problem leaves out, and is passed as a null pointer.
             numbers: Dims, `<tensor>_stride_<dim>`, scalars.
         Raises:
             LaunchError: If a kernel or an argument is missing, a tensor is on another device, the
                 shared memory does not fit, or the arguments do not match the kernel's parameters.
-                The result raises it if a launch is refused.
+                The returned function raises LaunchError if a launch is refused.
         """
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Module(ABC):
 
         Args:
             kernel: Kernel name.
-            threads: Per block.
+            threads: Threads per block.
             smem_bytes: Dynamic shared memory.
         Raises:
             LaunchError: If there is no such kernel, or a block does not fit.
@@ -108,8 +108,8 @@ def resolve(
     """Return the values of a launch's arguments, in order; None for a null pointer.
 
     Raises:
-        LaunchError: If a name has no value or two, a value is no number, or a tensor is on another
-            device.
+        LaunchError: If a name has no value or two values, a value is no number, or a tensor is on
+            another device.
     """
     values: list[torch.Tensor | int | float | None] = []
     for name in launch.args:
@@ -137,21 +137,23 @@ def resolve(
 
 
 def codes_of(values: Sequence[torch.Tensor | int | float | None]) -> str:
-    """Say how each argument is passed: `p` as a pointer, `q` as a long long, `f` as a float."""
+    """The type of each argument: `p` for a pointer, `q` for a long long, `f` for a float."""
     return "".join(
         "q" if isinstance(v, int) else "f" if isinstance(v, float) else "p" for v in values
     )
 
 
 def check_parameters(launch: Launch, codes: str, sizes: tuple[int, ...] | None) -> None:
-    """Compare arguments with the kernel's parameters: those that are missing would be read, too.
+    """Compare the arguments of a launch with the kernel's parameters.
+
+    The driver does not check them: it would also read the arguments that are missing.
 
     Args:
-        launch: The launch; its `args` are as many as the codes.
-        codes: From `codes_of`.
-        sizes: Bytes of each parameter; None if the driver does not tell.
+        launch: The launch; it has one of its `args` for each code.
+        codes: Result of `codes_of`.
+        sizes: Bytes of each parameter; None if the driver does not report them.
     Raises:
-        LaunchError: If number or widths differ.
+        LaunchError: If the number or the sizes differ.
     """
     given = tuple(_WIDTHS[code] for code in codes)
     if sizes is None or given == sizes:

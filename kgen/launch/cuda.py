@@ -19,7 +19,8 @@ from kgen.runtime.launcher import Launcher, make_launcher
 if TYPE_CHECKING:
     from kgen.launch.base import Tensors
 
-# Invalid value, out of memory (a kernel's local memory, say), out of resources: nothing has run.
+# Errors after which nothing has run: invalid value, out of memory (for instance for a kernel's
+# local memory), out of resources, cooperative launch too large.
 _REFUSALS = (1, 2, 701, COOPERATIVE_LAUNCH_TOO_LARGE)
 
 
@@ -27,12 +28,12 @@ class CudaDevice(Device):
     """One GPU."""
 
     def __init__(self, ordinal: int = 0) -> None:
-        """Take a GPU's primary context.
+        """Use a GPU's primary context.
 
         Args:
-            ordinal: As torch counts.
+            ordinal: Number of the GPU as torch counts.
         Raises:
-            LaunchError: If torch or the driver cannot use it.
+            LaunchError: If torch or the driver cannot use the GPU.
         """
         if not torch.cuda.is_available():
             raise LaunchError("this torch cannot use CUDA\n  next: install a CUDA build of torch, "
@@ -117,7 +118,7 @@ class LoadedCubin(Module):
     def _prepare(
         self, launch: Launch, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> tuple[Launcher, tuple[Any, ...]]:
-        """Return a launcher, and its arguments besides the stream."""
+        """Return a launcher and its arguments except the stream."""
         values = resolve(launch, tensors, numbers, self._device.torch_device)
         codes = codes_of(values)
         key = (launch.kernel, codes, launch.block, launch.smem_bytes,

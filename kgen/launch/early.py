@@ -1,10 +1,11 @@
-"""What a kernel with programmatic dependent launch does before it has waited, on the host layer.
+"""Check on the host layer what a kernel with programmatic dependent launch does before its wait.
 
-Until its `griddepcontrol_wait` the kernels before it may still run. So it may not read what they
-write: arguments that are workspaces of earlier kernels point to other memory until the wait. Nor
-may it write what they read or write: in the first call with a set of inputs the kernel also runs
-up to its wait alone, and memory that it shares with them must then be as it was. Of a workspace
-that is what they have written: they can have read nothing else of it.
+Until a kernel's `griddepcontrol_wait` the earlier kernels may still run. The kernel may therefore
+not read what they write: until the wait its arguments that are workspaces of earlier kernels point
+to other memory. Nor may it write what they read or write: in the first call with a set of inputs
+the kernel also runs alone up to its wait, and the memory that it shares with earlier kernels must
+be unchanged afterwards. In a workspace only the bytes that earlier kernels have written are
+compared, because these kernels can have read nothing else there.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from kgen.model.plan import Launch, Plan
 if TYPE_CHECKING:
     from kgen.launch.base import Tensors
 
-_FILL = 0x5B  # of workspaces; a kernel that clears or repeats what is there shows
+_FILL = 0x5B  # byte in watched workspaces; it reveals a kernel that clears or repeats what is there
 
 
 def early_memory(plan: Plan, place: int, tensors: Tensors) -> dict[str, torch.Tensor]:
     """Memory that a launch with `pdl` finds in place of earlier results until it has waited.
 
-    Counters, which are no results, are left out.
+    Workspaces of integers are left out: they are counters, not results.
 
     Args:
         plan: The plan.
-        place: The launch's place in the plan.
+        place: Index of the launch in the plan.
         tensors: The call's tensors by name.
     Returns:
-        By the name of each workspace that an earlier kernel has as well.
+        A tensor for each workspace that is also an argument of an earlier kernel, by name.
     """
     launch = plan.launches[place]
     if not launch.pdl:
@@ -53,8 +54,8 @@ def unended_kernels(plan: Plan, place: int) -> tuple[Launch, ...] | None:
     """The kernels that may still run when a launch with `pdl` begins.
 
     Returns:
-        The kernel before it and, as far as these have `pdl`, those before. None for the first
-        kernel of a plan: a kernel of an earlier call may use any memory of this call.
+        The previous kernel, and each kernel before it as long as the one after has `pdl`. None for
+        the first kernel of a plan: a kernel of an earlier call may use any memory of this call.
     """
     found: list[Launch] = []
     for before in reversed(plan.launches[:place]):
@@ -70,7 +71,7 @@ class EarlyWrites:
     """Finds what a launch with `pdl` writes before its wait.
 
     Attributes:
-        watched: Memory that it shares with kernels that may still run, by name.
+        watched: Memory that the launch shares with kernels that may still run, by name.
     """
 
     def __init__(
@@ -79,15 +80,15 @@ class EarlyWrites:
         """Find the memory to watch.
 
         Args:
-            plan, place, tensors: As of `early_memory`.
-            shown: What `early_memory` returned.
+            plan, place, tensors: As for `early_memory`.
+            shown: Result of `early_memory`.
         """
         launch = plan.launches[place]
         earlier = unended_kernels(plan, place) if launch.pdl else ()
         workspaces = {workspace.name for workspace in plan.workspaces}
         self._launch = launch
         self._actual: dict[str, torch.Tensor] = {}
-        self._filled: set[str] = set()  # workspaces: a kernel reads nothing of them before its wait
+        self._filled: set[str] = set()  # workspaces, which a kernel must not read before its wait
         self._before: dict[str, torch.Tensor] = {}
         self._are_all = earlier is None
         for name in launch.args:
@@ -101,17 +102,17 @@ class EarlyWrites:
         self.watched = {name: shown.get(name, actual) for name, actual in self._actual.items()}
 
     def begin(self) -> None:
-        """Remember what workspaces hold before the plan's first launch."""
+        """Remember the content of the workspaces before the plan's first launch."""
         if not self._are_all:
             self._before = {name: _bits(self._actual[name]).clone() for name in self._filled}
 
     def demand_none(self, run_to_wait: Callable[[], None]) -> None:
-        """Launch the kernel, up to its wait; then restore the memory.
+        """Launch the kernel up to its wait, and check that it wrote nothing; restore workspaces.
 
         Args:
-            run_to_wait: Launches it so that its threads end at their wait.
+            run_to_wait: Launches the kernel so that its threads end at their wait.
         Raises:
-            LaunchError: If it wrote.
+            LaunchError: If the kernel wrote to the watched memory.
         """
         if not self.watched:
             return

@@ -22,8 +22,9 @@ from kgen.runtime.host import HostFault, HostFunction, HostModule, HostRefusal
 if TYPE_CHECKING:
     from kgen.launch.base import Tensors
 
-# Bytes of memory that nobody has written, by thread order, as unwritten_byte of
-# kgen/host/thread.hpp: NaN, or numbers for kernels that take another way where something is NaN.
+# The byte that fills unwritten memory, by thread order; equal to unwritten_byte in
+# kgen/host/thread.hpp. 0xFF bytes are NaN; the other bytes are numbers, for kernels that branch on
+# NaN.
 _UNWRITTEN = (0xFF, 0x3F, 0xFF, 0xBF)
 
 
@@ -32,9 +33,10 @@ class HostDevice(Device):
 
     Attributes:
         orders: Seeds of the order in which the threads of a block run; successive calls of a plan
-            use successive seeds. 0 is by rank; another seed shuffles the threads, repeatably. Read
-            when a plan is bound.
-        threads: OS threads that share the blocks; 0 uses all cores. Read at every launch.
+            use successive seeds. Seed 0 runs them by rank; any other seed shuffles them, with the
+            same result each time. The seeds are read when a plan is bound.
+        threads: Number of OS threads that share the blocks; 0 uses all cores. It is read at every
+            launch.
     """
 
     def __init__(self, seed: int = 0, threads: int = 0) -> None:
@@ -59,7 +61,7 @@ class HostDevice(Device):
 
 
 class LoadedSharedObject(Module):
-    """A shared object; its code stays loaded as long as the process."""
+    """A shared object; its code stays loaded until the process ends."""
 
     def __init__(self, artifact: Artifact, device: HostDevice) -> None:
         """Load the shared object; see `HostDevice.load`."""
@@ -73,7 +75,7 @@ class LoadedSharedObject(Module):
     def bind(
         self, plan: Plan, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> Callable[[], None]:
-        """See `Module`. The result is synchronous."""
+        """See `Module`. The returned function is synchronous."""
         steps = []
         held = list(tensors.values())
         unwritten: list[torch.Tensor] = []
@@ -156,10 +158,10 @@ class _Step:
 
     Attributes:
         launch: The launch.
-        function: Its kernel.
-        arguments: Values of its parameters.
-        early: Memory for `HostFunction.launch`.
-        early_writes: Finds what the kernel writes before it has waited.
+        function: The kernel.
+        arguments: Values of the kernel's parameters.
+        early: The argument `early` of `HostFunction.launch`.
+        early_writes: Finds what the kernel writes before its wait.
     """
 
     launch: Launch

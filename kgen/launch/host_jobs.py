@@ -1,4 +1,4 @@
-"""Launches in a process of their own: jobs for the executables that a sanitizer watches."""
+"""Launches in a process of their own: jobs for executables that are built with a sanitizer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 
 from kgen.runtime.host import Argument, HostFault, StrPath, padded_extents
 
-# Leaks are the operating system's business here, and looking for them fails under ptrace.
+# No leak detection: the process ends after one job, and the detection fails under ptrace.
 _ASAN_OPTIONS = "detect_leaks=0:exitcode=99:abort_on_error=0"
 _UBSAN_OPTIONS = "print_stacktrace=1"
 _MAX_REPORT_LINES = 14
-# The sanitizer of GCC 12 and older sometimes finds its shadow memory taken where the kernel
-# randomises addresses by 32 bits; it then dies before main, and another start has other addresses.
+# If the operating system randomises addresses by 32 bits, the sanitizer of GCC 12 and older
+# sometimes finds its shadow memory occupied and dies before main. Another start has other
+# addresses.
 _MAX_STARTS = 8
 _SHADOW_TAKEN = b"Shadow memory range interleaves"
 
@@ -54,13 +55,13 @@ def write_job(
     """Write a job for a sanitized executable, and return the path for `run_job`.
 
     Args:
-        directory: Receives the job and its buffers; made if missing. One job per directory.
-        buffers: Initial content of each buffer, or its size in bytes to have it filled with 0xFF.
-            Any object with the buffer protocol will do for bytes. The executable allocates exactly
-            this size, so that one byte too far is seen.
-        launches: Run in order.
-        constant: Indices of buffers that no launch may write; a write ends the executable, also
-            one that is undone later.
+        directory: Receives the job and its buffers; created if missing. One job per directory.
+        buffers: Initial content of each buffer as any object with the buffer protocol, or the size
+            of the buffer in bytes, which fills it with 0xFF. The executable allocates exactly this
+            size, so that the sanitizer finds an access one byte beyond it.
+        launches: Launches, which run in this order.
+        constant: Indices of buffers that no launch may write. A write ends the executable, even if
+            a later write would undo it.
 
     Raises:
         ValueError: If an argument refers to a buffer that does not exist.
@@ -100,15 +101,15 @@ def run_job(executable: StrPath, job: StrPath, timeout_s: float) -> list[bytes]:
     Args:
         executable: Made by `compile_sanitized_command`.
         job: Returned by `write_job`.
-        timeout_s: The executable is killed after so many seconds.
+        timeout_s: Seconds after which the executable is killed.
 
     Returns:
         The content of every buffer after the last launch, in the order given to `write_job`.
 
     Raises:
-        HostTimeout: If it did not end in time.
-        HostFault: If the sanitizer found something (with the head of its report), a launch was
-            refused, or a thread did something undefined.
+        HostTimeout: If the executable did not end in time.
+        HostFault: If the sanitizer found a fault (the text has the head of its report), a launch
+            was refused, or a thread did something undefined.
     """
     environment = {**os.environ, "ASAN_OPTIONS": _ASAN_OPTIONS, "UBSAN_OPTIONS": _UBSAN_OPTIONS}
     command = [str(Path(executable).resolve()), str(job)]
@@ -133,7 +134,7 @@ def run_job(executable: StrPath, job: StrPath, timeout_s: float) -> list[bytes]:
 
 
 def _head_of_report(stderr: str) -> str:
-    """Return the lines that say what happened and where; a sanitizer adds a hundred more."""
+    """Return the lines that say what happened and where; a report has a hundred lines more."""
     lines = [line for line in stderr.splitlines() if line.strip("= ")]
     for index, line in enumerate(lines):
         if "Sanitizer" in line or "runtime error:" in line:

@@ -1,9 +1,9 @@
 """Run a sanitized build: each launch in a process of its own, under AddressSanitizer.
 
-AddressSanitizer must be the first library of a process, which it cannot be in a Python process. The
-kernel is therefore a stand-alone executable, and tensors are passed in files. Each buffer is
-exactly as large as the span of its tensor, so that AddressSanitizer finds an access one element
-beyond it.
+AddressSanitizer must be the first library that a process loads, which is impossible in a Python
+process. The kernel is therefore a stand-alone executable, and tensors are passed in files. Each
+buffer is exactly as large as the span of its tensor, so that AddressSanitizer finds an access one
+element beyond it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class SanitizedModule(Module):
     def bind(
         self, plan: Plan, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> Callable[[], None]:
-        """See `Module`. The result is synchronous."""
+        """See `Module`. The returned function is synchronous."""
         launches = [x for x in plan.launches if not x.is_empty]
-        used: dict[int, torch.Tensor] = {}  # by address: a tensor that two launches share is one
+        used: dict[int, torch.Tensor] = {}  # by address, so that launches share a buffer
         jobs: list[JobLaunch] = []
         for launch in launches:
             args: list[Any] = []
@@ -86,7 +86,7 @@ class SanitizedModule(Module):
         return 1
 
     def close(self) -> None:
-        """Nothing is loaded."""
+        """Do nothing, because nothing is loaded."""
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:

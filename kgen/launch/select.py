@@ -19,7 +19,8 @@ def select_gpu(name: str) -> tuple[GpuProfile, int]:
     `auto` is the first CUDA GPU that has a profile, else the host.
 
     Raises:
-        GpuError: If the name is unknown or that GPU is not in this machine; lists what is.
+        GpuError: If the name is unknown or that GPU is not in this machine; the text lists the GPUs
+            of this machine.
     """
     if name == HOST:
         return profile_named(HOST), 0
@@ -64,11 +65,11 @@ def select_device(name: str, ordinal: int | None) -> tuple[GpuProfile, int]:
     """Resolve `--gpu` and a CUDA device number.
 
     Args:
-        name: As of `select_gpu`.
-        ordinal: None: the first device of that GPU. The host takes any number: its "devices" are
-            processes on the same cores.
+        name: As for `select_gpu`.
+        ordinal: CUDA device number; None: the first device of that GPU model. The host takes any
+            number: its "devices" are processes on the same cores.
     Raises:
-        GpuError: If there is no such device, or if it is of another GPU than `name` says.
+        GpuError: If there is no such device, or if it is of another model than `name` says.
     """
     if ordinal is None:
         return select_gpu(name)
@@ -90,12 +91,13 @@ def select_devices(name: str, chosen: Sequence[int] | None) -> dict[GpuProfile, 
     """Resolve `--gpu` and `--devices`.
 
     Args:
-        name: As of `select_gpu`; `auto` takes devices of every model.
-        chosen: CUDA device numbers; None: all devices of the named GPU.
+        name: As for `select_gpu`; `auto` takes devices of every model.
+        chosen: CUDA device numbers; None: all devices of the named GPU model.
     Returns:
         Device numbers by profile, in the order in which they were chosen.
     Raises:
-        GpuError: If a device is not there, has no profile, or is of another GPU than `name` says.
+        GpuError: If a device does not exist, has no profile, or is of another model than `name`
+            says.
     """
     present = detect_gpus()
     if chosen is None:
@@ -107,7 +109,7 @@ def select_devices(name: str, chosen: Sequence[int] | None) -> dict[GpuProfile, 
             and name in ("auto", profile.name)
         ]
         if not chosen:
-            select_gpu(name)  # says what is wrong
+            select_gpu(name)  # raises the error that says what is wrong
     found: dict[str, list[int]] = {}
     for ordinal in chosen:
         found.setdefault(select_device(name, ordinal)[0].name, []).append(ordinal)

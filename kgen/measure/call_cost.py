@@ -1,8 +1,8 @@
-"""Host time of calls: how long Python is busy with a call, not how long the device is.
+"""Host time of calls: how long Python is busy with a call, not how long the device is busy.
 
-A call that launches kernels returns before they have run. A series of calls that fits into the
-device's queue therefore takes host time only. A single call followed by a wait for the device gives
-the latency until the result is available.
+A call that launches kernels returns before the kernels have run. A series of calls that fits into
+the device's queue therefore takes host time only. A single call followed by a wait for the device
+gives the latency until the result is available.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def call_costs(
     """Time calls without gradients, interleaved.
 
     Args:
-        contenders: One call each, by name; each has run before.
-        device: Where their kernels run. A CPU runs them inside the call, so the time includes them.
+        contenders: One call per contender, by name; each call has run before.
+        device: Where the kernels run. A CPU runs them inside the call, so the time includes them.
         synchronize: Waits for the device.
         rounds: Number of rounds; each contender is timed once per round.
-        clock: Nanoseconds.
+        clock: Returns the time in nanoseconds.
     Returns:
         One entry per contender, in their order.
     """
@@ -79,7 +79,7 @@ def collected() -> Iterator[None]:
 def _stretch_us(
     call: TimedCall, count: int, synchronize: Callable[[], None], clock: Callable[[], int]
 ) -> float:
-    """Time per call of a series. One call before it is not timed, to warm the caches."""
+    """Time per call of a series of calls, after one untimed call that warms the caches."""
     call()
     synchronize()
     started = clock()

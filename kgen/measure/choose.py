@@ -1,4 +1,4 @@
-"""Rank finalists by paired comparison; ties by fewer registers, then by the smaller digest."""
+"""Rank finalists by paired comparison; break ties by fewer registers, then by smaller digest."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Entrant:
     """A finalist.
 
     Attributes:
-        samples_us: Times of the interleaved run; the i-th of all entrants are of one round.
-        registers: Per thread, the most of its kernels; 0 on the host.
+        samples_us: Times of the interleaved run; the i-th samples of all entrants are of one round.
+        registers: Registers per thread, the largest of the config's kernels; 0 on the host.
         digest: The digest of its config; differs between entrants.
     """
 

@@ -57,9 +57,10 @@ class ClockState:
 
 
 def clocks(device: torch.device) -> ClockState | None:
-    """Read a GPU's clocks, throttle reasons, temperature and power; None if NVML cannot.
+    """Read a GPU's clocks, throttle reasons, temperature and power; None if NVML cannot read them.
 
-    Takes a few hundred microseconds of host time: call it before and after measurements.
+    It takes a few hundred microseconds of host time: call it before or after measurements, not
+    during them.
     """
     if device.type != "cuda":
         return None
@@ -97,7 +98,7 @@ def read_clocks(library: Any, uuid: str) -> ClockState | None:
 
 
 def driver_version() -> str:
-    """Return the version of the GPU driver as NVML says it, or an empty text."""
+    """Return the version of the GPU driver that NVML reports, or an empty text."""
     library = _nvml()
     text = ctypes.create_string_buffer(80)
     if library is None or library.nvmlSystemGetDriverVersion(text, c_uint(len(text))):
@@ -107,7 +108,7 @@ def driver_version() -> str:
 
 @cache
 def _nvml() -> Any:
-    """Load and initialise NVML once per process; None where there is none."""
+    """Load and initialise NVML once per process; None on a machine without NVML."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

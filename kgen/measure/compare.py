@@ -19,9 +19,9 @@ class Comparison:
     """Times of candidates measured together.
 
     Attributes:
-        timings: By name.
+        timings: Timings by name.
         samples: By name, us per call; the i-th samples of all candidates are of the same round.
-        order: Names as they were sampled, round after round.
+        order: Names in the order of sampling, round after round.
     """
 
     timings: Mapping[str, Timing]
@@ -44,18 +44,19 @@ def compare(
     """Sample every candidate once per round, in a new random order each round.
 
     Drift of clocks and temperature then affects all candidates equally, and no candidate always
-    runs after the same other one.
+    runs after the same other candidate.
 
     Args:
-        candidates: By name, one call per buffer set as for `measure`; kernels and peers alike.
+        candidates: By name, one call per buffer set as for `measure`, of a kernel or of a peer.
         device: The device that runs them.
         rounds: Samples per candidate.
-        budget_ms: Stop after the round that uses it up, but not before 7 rounds.
-        warmup_ms: Per candidate, before the first round.
+        budget_ms: Time for the samples: stop after the round that uses it up, but not before 7
+            rounds.
+        warmup_ms: Warm-up time per candidate, before the first round.
         seed: The seed of the orders.
         cache: State of L2 for the protocol's line.
-        clock: The host's, in ns; for tests.
-        uncaptured: Names of candidates to be timed without CUDA graphs: memory copies.
+        clock: The host's clock in ns; another one for tests.
+        uncaptured: Names of candidates to be timed without CUDA graphs, such as memory copies.
     Raises:
         ValueError: If there is nothing to compare.
     """

@@ -7,7 +7,7 @@ from kgen.operators.base import Cost
 
 
 def floor_us(cost: Cost, bandwidth_gbps: float, tflops: float) -> float:
-    """Return the least time of a call, us: the larger of moving its bytes and doing its flops.
+    """Return the least time of a call, us: the larger of the times of its bytes and of its flops.
 
     Args:
         cost: Least work of the call.
@@ -27,7 +27,7 @@ def floor_us(cost: Cost, bandwidth_gbps: float, tflops: float) -> float:
 def rate_tflops(cost: Cost, gpu: GpuProfile) -> float:
     """Return the peak rate of the fastest unit that can do a call's arithmetic at its accuracy.
 
-    The host's rate is unknown: 0, which makes a floor ignore arithmetic.
+    The rate of the host is unknown: the result is 0, which makes `floor_us` ignore arithmetic.
     """
     tensor_cores = {
         "fp32": 0.0,
@@ -39,5 +39,5 @@ def rate_tflops(cost: Cost, gpu: GpuProfile) -> float:
 
 
 def share(least_us: float, measured_us: float) -> float:
-    """Return the share of the floor that is reached: 1 is the floor itself, 0.5 twice its time."""
+    """Return the floor's time over a measured time: 1 at the floor, 0.5 at twice its time."""
     return least_us / measured_us if measured_us > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Buffer sets to rotate, the cache, and the bandwidth of a large copy."""
+"""The number of buffer sets to rotate, the state of L2, and the bandwidth of a large copy."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _CUDA_COPY_BYTES = 2 * 2**30
 def sets_needed(bytes_per_set: int, l2_bytes: int, memory_limit: int) -> int:
     """Return how many buffer sets to rotate so that each set has left L2 before its next use.
 
-    All sets together take more than three times the size of L2. Least-recently-used replacement
-    would need twice the size; hardware replaces less strictly.
+    All sets together take more than three times the size of L2. Strict least-recently-used
+    replacement would need twice the size, but the hardware's replacement is less strict.
 
     Args:
         bytes_per_set: Inputs and outputs of one call.
         l2_bytes: Size of L2; 0 if unknown, which gives one set.
-        memory_limit: Bytes that all sets may take; at least one set is returned even so.
+        memory_limit: Bytes that all sets may take; the result is at least 1 nevertheless.
     """
     size = max(bytes_per_set, 1)
     wanted = 3 * l2_bytes // size + 1
@@ -31,7 +31,7 @@ def sets_needed(bytes_per_set: int, l2_bytes: int, memory_limit: int) -> int:
 
 
 def sets_for(l2: str, bytes_per_set: int, l2_bytes: int, memory_limit: int) -> int:
-    """Return how many buffer sets a choice of L2 takes: one for `warm`, else `sets_needed`."""
+    """Return the number of buffer sets for a state of L2: one for `warm`, else `sets_needed`."""
     return 1 if l2 == WARM else sets_needed(bytes_per_set, l2_bytes, memory_limit)
 
 

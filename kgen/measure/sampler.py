@@ -19,7 +19,7 @@ TimedCall = Callable[[], object]
 Clock = Callable[[], int]
 
 TRUSTED_US = 50.0
-"""Event timings of single launches below this are mostly the events."""
+"""Event timings of single launches below this are mostly the cost of the events."""
 REPLAY_US = 1500.0
 """Duration of one graph: much longer than a graph launch (5 us), much shorter than a budget."""
 MAX_LAUNCHES = 512
@@ -34,10 +34,10 @@ MOST_WARMUP = 5
 """A warm-up whose estimates do not agree ends after this multiple of its requested time."""
 AT_ONCE = 5.0
 AT_ONCE_US = 10_000.0
-"""Early stop after one call: it takes more than `AT_ONCE` times the limit and more than this, so
-the overhead of a first call or of events does not matter."""
-# The GPU spins while the host queues work: at least this long, and twice the earlier queueing time.
-# A Triton peer needs 50 to 200 us of host time per call. Without the spinning, the time of a
+"""Early stop after one call: it applies if the call takes more than `AT_ONCE` times the limit and
+more than this, so that the overhead of a first call or of events does not matter."""
+# The GPU spins while the host queues work: at least this long, and twice the measured queueing
+# time. A Triton peer needs 50 to 200 us of host time per call. Without the spinning, the time of a
 # shorter kernel would be the host's time.
 _HEAD_START_US = 50.0
 _MAX_HEAD_START_US = 20_000.0
@@ -48,7 +48,7 @@ class Sampler(Protocol):
     """A warmed-up contender that can be timed repeatedly.
 
     Attributes:
-        estimate_us: A first guess at one call's time.
+        estimate_us: First estimate of the time of one call.
         repeats: Calls per sample.
         protocol: How samples are taken, one line.
     """
@@ -78,20 +78,22 @@ def make_sampler(
     its first call takes `AT_ONCE` times the limit, it is not called again.
 
     The warm-up lasts at least `warmup_ms`, and until its last three estimates (medians of about
-    1 ms of calls) lie within 2 % of each other, but no longer than five times `warmup_ms`; the
-    protocol's line says if the estimates did not agree by then.
+    1 ms of calls) lie within 2 % of each other, but no longer than five times `warmup_ms`. If the
+    estimates do not agree by then, the protocol's line says so.
 
     Args:
-        calls: The same work on one buffer set each; they queue on torch's current stream.
+        calls: Each call does the same work on a buffer set of its own, queued on torch's current
+            stream.
         device: The device that runs them.
         warmup_ms: Least time to keep the device busy before the first sample; 0 for none.
         early_stop_us: Estimates above twice this limit end the preparation.
-        clock: The host's, in ns; for tests.
+        clock: The host's clock in ns; another one for tests.
         capture: Whether CUDA graphs may be used. A memory copy in a graph is not the copy that
             a stream runs: on an H200 it reached 2717 GB/s where the stream's reached 4278.
-        beside: Samplers that this one is compared with. The number of calls per sample is copied
-            from one of about the same speed, so that the overhead of a sample (a graph launch) is
-            the same for both; by estimates alone one may have twice the calls.
+        beside: Samplers that the new sampler is compared with. It copies the number of calls per
+            sample from a sampler of about the same speed, so that both have the same overhead per
+            call (of a graph launch). From the estimates alone one of them might get twice as many
+            calls as the other.
     Raises:
         ValueError: If there are no calls.
     """
@@ -109,7 +111,7 @@ def stops_early(us: float, early_stop_us: float | None) -> bool:
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU current, so that streams and events are its own; nothing on the host."""
+    """Make a GPU current, so that new streams and events belong to it; does nothing for the CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -123,7 +125,7 @@ def _make_host(
     probe = HostSampler(calls, 1, 0.0, clock)
     estimate = probe.take(1)[0]
     if not stops_early(estimate, early_stop_us):
-        probe = HostSampler(calls, 1, 0.0, clock)  # from the first set on
+        probe = HostSampler(calls, 1, 0.0, clock)  # begins with the first set
         estimate = probe.take(1)[0]
     if early_stop_us is not None and estimate > 2 * early_stop_us:
         return HostSampler(calls, 1, estimate, clock)
@@ -138,7 +140,7 @@ def _warm_up(probe: Sampler, first_us: float, least_ms: float) -> tuple[float, s
     """Keep the device busy until estimates agree; see `make_sampler`.
 
     Returns:
-        The least time of a call, us, and a note for the protocol's line, empty if estimates agreed.
+        The least time of a call, us; a note for the protocol's line, empty if the estimates agreed.
     """
     estimate = spent_us = first_us
     recent: deque[float] = deque(maxlen=AGREEING_ESTIMATES)
@@ -154,7 +156,7 @@ def _warm_up(probe: Sampler, first_us: float, least_ms: float) -> tuple[float, s
 
 
 def _repeats(estimate_us: float, target_us: float, sets: int, beside: Sequence[Sampler]) -> int:
-    """Calls per sample: enough for the target time; every set equally often if possible."""
+    """Calls per sample: enough for the target time; each set is used equally often if possible."""
     for other in beside:
         ratio = estimate_us / max(other.estimate_us, 1e-3)
         if 1 / LIKE <= ratio <= LIKE:
@@ -220,7 +222,7 @@ def _make_cuda(
         graphs = [other for other in beside if isinstance(other, GraphSampler)]
         repeats = _repeats(estimate, REPLAY_US, len(calls), graphs)
         sampler = GraphSampler(calls, repeats, estimate)
-    except RuntimeError as failure:  # a peer that synchronises, or allocates outside of the capture
+    except RuntimeError as failure:  # a peer that synchronises, or allocates outside the capture
         torch.cuda.synchronize()
         reason = str(failure).strip().splitlines()[0][:80]
         events.protocol += f"; not capturable ({reason})"
@@ -240,13 +242,13 @@ class _Marks:
     def around(count: int, work: Callable[[], object], host_us: float = 0.0) -> _Marks:
         """Queue `work` count times, with an event before, between and after.
 
-        The GPU first spins while the host queues. On an idle GPU the first event would fire at
-        once, and the wait for the first launch would count as work.
+        The GPU first spins while the host queues the work. On an idle GPU the first event would
+        fire at once, and the wait for the first launch would count as time of the work.
 
         Args:
             count: Pieces of work.
             work: Queues one piece.
-            host_us: Host time of queueing a piece, measured before; 0 if unknown.
+            host_us: Host time to queue a piece, measured before; 0 if unknown.
         """
         events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
         head_start = min(max(_HEAD_START_US, 2 * count * host_us), _MAX_HEAD_START_US)
@@ -279,7 +281,7 @@ class EventSampler:
     def take(self, count: int) -> list[float]:
         """Return samples; see `Sampler`."""
         marks = _Marks.around(count, lambda: next(self._calls)(), self._host_us)
-        # The least time so far: a compilation in the first call must not delay later samples.
+        # The least queueing time so far: the GPU would spin for a compilation in the first call.
         self._host_us = min(self._host_us or marks.host_us, marks.host_us)
         return marks.read_us()
 
@@ -307,9 +309,9 @@ class GraphSampler:
 
 
 def _capture(calls: Sequence[TimedCall]) -> torch.cuda.CUDAGraph:
-    # Not `torch.cuda.graph`, which collects garbage and empties the allocator's cache. That takes
-    # tens of milliseconds, more than a trial. Thread-local capture, so that a compile thread that
-    # uses CUDA meanwhile does not invalidate the capture.
+    # `torch.cuda.graph` is not used: it collects garbage and empties the allocator's cache, which
+    # takes tens of milliseconds, more than a trial. The capture is thread-local, so that a compile
+    # thread that uses CUDA meanwhile does not invalidate it.
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
@@ -334,9 +336,9 @@ def _capture(calls: Sequence[TimedCall]) -> torch.cuda.CUDAGraph:
 def _abandon(graph: torch.cuda.CUDAGraph) -> None:
     """End a failed capture; ending it may fail as well.
 
-    After such a failure the allocator assumes that the capture continues, and would run out of
-    memory instead of releasing its cache. So does the generator of random numbers, and every later
-    draw raises RuntimeError, until a capture succeeds.
+    After such a failure torch's allocator assumes that the capture continues, and would run out of
+    memory instead of releasing its cache. The generator of random numbers assumes the same, and
+    every later draw raises RuntimeError until a capture succeeds.
     """
     with suppress(RuntimeError):
         graph.capture_end()
@@ -346,7 +348,7 @@ def _abandon(graph: torch.cuda.CUDAGraph) -> None:
             end(torch.cuda.current_device(), graph.pool())
     empty = torch.cuda.CUDAGraph()
     with suppress(RuntimeError), warnings.catch_warnings(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-        warnings.simplefilter("ignore")  # that the graph is empty
+        warnings.simplefilter("ignore")  # about the empty graph
         empty.capture_begin(capture_error_mode="thread_local")
         empty.capture_end()
 

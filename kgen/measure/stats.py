@@ -1,4 +1,4 @@
-"""Medians with distribution-free confidence intervals, and ranking by them."""
+"""Medians with distribution-free confidence intervals, and rankings from them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 INDIFFERENCE = 0.005
 """A relative difference below the resolution of the protocol (its A/A target)."""
 LARGEST_TIE = 0.03
-"""A relative difference above which there is no tie, however wide its interval: over the seven
-rounds that a short budget leaves, the 95 % interval ends at the extreme samples, so that one
-interrupted sample would make a kernel that takes ten times as long tie."""
+"""A relative difference above which there is no tie, however wide its interval. With the seven
+rounds that a short budget leaves, the 95 % interval ends at the extreme samples. One interrupted
+sample would then make a kernel tie that takes ten times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Interval:
     Attributes:
         median: Median of the samples.
         low: Lower end; -inf if there are too few samples for the confidence.
-        high: Upper end; inf likewise.
+        high: Upper end; inf if there are too few samples for the confidence.
     """
 
     median: float
@@ -36,7 +36,7 @@ class Interval:
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float]:
-    """Return the first and third quartile, interpolated; both the sample if there is one."""
+    """Return the first and third quartile, interpolated; a single sample is both quartiles."""
     if len(samples) < 2:
         return samples[0], samples[0]
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
@@ -47,9 +47,9 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> Inter
     """Return the median with its order-statistic confidence interval.
 
     The number of samples below the true median is binomial(n, 1/2) whatever the distribution,
-    so the k-th smallest and k-th largest sample enclose it with probability
-    1 - 2 P(binomial(n, 1/2) < k); k is the largest with that at least `confidence`. Fewer than
-    six samples give no interval at 95 %.
+    so the k-th smallest and k-th largest sample enclose the true median with probability
+    1 - 2 P(binomial(n, 1/2) < k). k is the largest number for which this probability is at least
+    `confidence`. Fewer than six samples give no interval at 95 %.
 
     Raises:
         ValueError: If there is no sample.
@@ -82,7 +82,7 @@ def paired_difference(
     """Return the median of (first - second) / second over rounds, with its interval.
 
     Samples of the same round share the state of clocks and temperature, which cancels in their
-    difference; comparing two medians would leave it in.
+    difference. It would not cancel in a comparison of two medians.
 
     Raises:
         ValueError: If the sequences differ in length or are empty.
@@ -99,7 +99,7 @@ class Contender:
 
     Attributes:
         name: Key in the samples.
-        registers: Per thread, the most of its kernels.
+        registers: Registers per thread, the largest of the candidate's kernels.
         digest: The digest of its config; differs between contenders.
     """
 
@@ -116,11 +116,11 @@ def rank(
 ) -> list[str]:
     """Order contenders, best first; ties are broken by fewer registers.
 
-    The contender of least median leads. A contender ties with it unless the lower end of the
-    interval of their paired difference exceeds `indifference`, or the difference itself exceeds
-    `LARGEST_TIE`. Among the tied contenders the one
-    with the fewest registers, then the smallest digest, takes the first place, and the rest is
-    ranked in the same way. Small noise therefore changes the order only if it changes the ties.
+    The contender with the least median leads. Another contender ties with the leader unless the
+    lower end of the interval of their paired difference exceeds `indifference`, or the difference
+    itself exceeds `LARGEST_TIE`. Of the leader and the contenders that tie with it, the one with
+    the fewest registers, then the smallest digest, takes the first place. The others are ranked in
+    the same way. Small noise therefore changes the order only if it changes the ties.
 
     Args:
         contenders: The candidates.
@@ -144,9 +144,9 @@ def ties(
     indifference: float = INDIFFERENCE,
     confidence: float = 0.95,
 ) -> list[Contender]:
-    """Return the contender of least median and all that tie with it; see `rank`.
+    """Return the contender with the least median and all contenders that tie with it; see `rank`.
 
-    Of equal medians the one with fewer registers, then the smaller digest, leads.
+    Of contenders with equal medians the one with fewer registers, then the smaller digest, leads.
     """
     lead = min(
         contenders, key=lambda c: (statistics.median(samples[c.name]), c.registers, c.digest)

@@ -19,14 +19,14 @@ _GAVE_UP = "gave up"
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When a measurement ends.
+    """The conditions under which a measurement ends.
 
     Attributes:
         ms: Limit on device time for samples; one batch of samples may exceed it.
         warmup_ms: Device time before the first sample.
         precision: Stop once the half-width of the median's 95 % interval is below this share
             of the median.
-        least: Least number of samples; 6 give the first interval.
+        least: Least number of samples; from 6 samples on there is an interval.
     """
 
     ms: float
@@ -62,7 +62,7 @@ def measure(
         give_up_above_us: Early stop: drop a kernel whose first samples are all slower than this.
             One call suffices if it takes five times as long and more than 10 ms.
         cache: State of L2 for the protocol's line (see `cache_state`).
-        clock: The host's, in ns; for tests.
+        clock: The host's clock in ns; another one for tests.
     Returns:
         Median and quartiles, us per call. See `gave_up`.
     Raises:
@@ -73,7 +73,7 @@ def measure(
     start = clock()
     with on(device):
         if stops_early(sampler.estimate_us, give_up_above_us):
-            samples = [sampler.estimate_us]  # of one call, timed
+            samples = [sampler.estimate_us]  # of the one call that was timed
         else:
             samples = sampler.take(1 if sampler.estimate_us > budget.ms * 1e3 else _FIRST_BATCH)
         if give_up_above_us is not None and min(samples) > give_up_above_us:
@@ -96,7 +96,7 @@ def _complete(
                 return True
         if (spent_ms := spent()) >= budget.ms:
             return False
-        # A quarter more each time: few synchronisations, little overshoot.
+        # A quarter more samples each time: few synchronisations, little overshoot of the budget.
         wanted = max(budget.least - len(samples), len(samples) // 4, 1)
         fits = math.ceil((budget.ms - spent_ms) / max(spent_ms / len(samples), 1e-6))
         samples += sampler.take(min(wanted, fits))
@@ -110,8 +110,8 @@ def gave_up(timing: Timing) -> bool:
 def summary(samples: Sequence[float], protocol: str) -> Timing:
     """Return median and quartiles of samples in us.
 
-    The protocol's line ends with the half-width of the median's 95 % interval, as a share of the
-    median, where there are enough samples for one.
+    If there are enough samples for an interval, the protocol's line ends with the half-width of the
+    median's 95 % interval, as a share of the median.
     """
     low, high = quartiles(samples)
     interval = median_interval(samples)

@@ -1,4 +1,4 @@
-"""Traces by torch.profiler: contenders one after the other, each in a time span of its own."""
+"""Traces by torch.profiler: contenders run one after the other, each in a time span of its own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from kgen.measure.sampler import TimedCall, on
 from kgen.model.traced import Traced
 
-# Long compared with the profiler's overhead per call, short enough for a browser to open the trace.
+# Length of a span: long compared with the profiler's overhead per call, and short enough for a
+# browser to open the trace.
 _STRETCH_MS = 20.0
 _CALLS = (3, 50)
-# Pause between two spans; longer than the clocks of GPU and CPU may differ.
+# Pause between two spans: longer than the possible offset between the clocks of GPU and CPU.
 _PAUSE_S = 0.002
 _MARK = "contender: "
 
@@ -50,8 +51,8 @@ def trace(
     """Run the contenders under torch.profiler and keep the trace.
 
     Args:
-        contenders: Calls by name, one per buffer set; they have run before.
-        device: Where they run. On a CPU operators count as kernels.
+        contenders: Calls by name, one per buffer set; each has run before.
+        device: Where the calls run. On a CPU, PyTorch operators count as kernels.
         path: Receives the trace as Chrome's JSON.
         synchronize: Waits for the device.
     Returns:
@@ -88,8 +89,8 @@ def trace_summary(
 
     Args:
         events: All of the trace.
-        counts: Calls of each contender, in their order.
-        on_gpu: Count kernels of a GPU; otherwise operators of the CPU.
+        counts: Number of calls of each contender, in the order of the contenders.
+        on_gpu: Whether to count kernels of a GPU; otherwise operators of the CPU.
     """
     stretches = {
         event.name.removeprefix(_MARK): event
@@ -108,7 +109,7 @@ def _traced(
     kernels = 0
     for event in events:
         middle = (event.start_us + event.end_us) / 2
-        # The GPU has a copy of every span, which is no kernel.
+        # The trace has a copy of every span on the GPU; the copy is no kernel.
         if (
             event.on_device == on_gpu
             and not event.name.startswith(_MARK)

@@ -18,8 +18,8 @@ class BarResult:
 
     Attributes:
         name: The quantity.
-        worst: The worst problem's value; None if it was not measured.
-        median: Over everything measured.
+        worst: The value of the worst problem; None if nothing was measured.
+        median: Median over everything measured.
         bar: The upper limit of `worst`.
         where: The worst problem.
     """
@@ -37,7 +37,7 @@ class BarResult:
 
 
 def judge_bars(quality: Quality) -> tuple[BarResult, ...]:
-    """Judge the difference of a kernel to itself, and the regret of independent tunes."""
+    """Judge the difference of a kernel from itself, and the regret of independent tunes."""
     same = [(p.same.difference.median, _where(p.pass_name, p.problem)) for p in quality.problems]
     regrets = [
         (regret, _where(p.pass_name, p.problem)) for p in quality.problems for regret in p.regrets

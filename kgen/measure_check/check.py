@@ -42,7 +42,7 @@ class MeasureCheck:
     """The request of `kgen measure-check`.
 
     Attributes:
-        tune: The tune to repeat, each time with a seed, a journal and a study of its own.
+        tune: The tune to repeat; each repetition has a seed, a journal and a study of its own.
         tunes: Number of independent tunes.
         runs: Number of comparisons of a kernel with itself.
     """
@@ -65,7 +65,7 @@ class _Subject:
 
     @property
     def distinct(self) -> list[Finalist]:
-        """Winners without repetition, the first tune's first."""
+        """The distinct winners, that of the first tune first."""
         return list({w.config.digest: w for w in self.winners}.values())
 
 
@@ -145,7 +145,7 @@ def _subjects(tuned: Sequence[Sequence[PassResult]]) -> list[_Subject]:
 
 
 def _run(job: MeasureCheck, subjects: Sequence[_Subject], seed: int, library: Path) -> None:
-    """Time every problem's winners in a new process, with another context and other addresses."""
+    """Time every problem's winners in a new process, with a new context and new addresses."""
     tune = job.tune
     setup = Setup(tune.entry.operator.name, tune.paths, tune.gpu, tune.ordinal, seed, tune.l2)
     with WorkerHandle(setup) as worker:

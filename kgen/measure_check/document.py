@@ -22,7 +22,7 @@ def check_file_writable(path: Path) -> None:
     """Check before the measurements that the file can be written afterwards.
 
     Raises:
-        StorageError: If it cannot.
+        StorageError: If the file cannot be written.
     """
     folder = path.parent
     if not folder.is_dir() or path.is_dir() or not os.access(folder, os.W_OK):

@@ -16,9 +16,9 @@ class SameRun:
 
     Attributes:
         seed: The seed of the inputs and of the orders.
-        medians_us: Per contender, in order of preparation.
-        protocols: Per contender, its timing protocol.
-        differences: Paired difference of the first two contenders, of the next two, and so on:
+        medians_us: Median of each contender, in order of preparation.
+        protocols: Timing protocol of each contender.
+        differences: Paired difference of the first two contenders, of the next two, and so on;
             pairs that share no contender are independent.
         clocks: State of the GPU afterwards; empty if it cannot be read.
     """
@@ -44,7 +44,7 @@ class SameKernel:
 
     @property
     def biases(self) -> tuple[float, ...]:
-        """Per contender, the median over runs of its relative distance from its run's mean.
+        """For each contender, the median over runs of its relative distance from the run's mean.
 
         Noise changes sign from run to run. A bias that stays with a contender's position is a fault
         of the protocol.
@@ -57,7 +57,7 @@ class SameKernel:
 
     @property
     def spread(self) -> float:
-        """Range of the runs' medians over their median; pairing cancels it."""
+        """Range of the runs' medians over their median; paired comparisons cancel this spread."""
         levels = [statistics.median(run.medians_us) for run in self.runs]
         return (max(levels) - min(levels)) / statistics.median(levels)
 
@@ -67,12 +67,13 @@ class TunedWinner:
     """The winner of one independent tune.
 
     Attributes:
-        seed: The seed of its proposals and inputs.
+        seed: The seed of the tune's proposals and inputs.
         config: Label of the winner.
-        digest: Digest of its config.
-        trial_us: Time of its trial during the search.
-        final_us: Time in the tune's finals.
-        regret: Time over that of the best winner, minus 1, in the common comparison.
+        digest: Digest of the winner's config.
+        trial_us: Time of the winner's trial during the search.
+        final_us: Time of the winner in the tune's finals.
+        regret: Time of the winner over the time of the best winner of all tunes, minus 1, in the
+            common comparison.
     """
 
     seed: int
@@ -94,7 +95,7 @@ class LibraryCall:
 
     Attributes:
         kernel_us: Median of the first tune's winner in the common final.
-        library_us: Median of `kgen_ops.<operator>(...)` there.
+        library_us: Median of `kgen_ops.<operator>(...)` in the same final.
         difference: Paired difference of the call's and the kernel's time.
         kernel_over_final: The kernel's time here over its time in the tune's finals, minus 1.
         protocol: How the call was timed.

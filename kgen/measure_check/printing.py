@@ -42,7 +42,7 @@ def _same(same: SameKernel) -> list[str]:
         differences = "  ".join(_interval(d) for d in run.differences)
         slowed = f"  slowed: {run.clocks['slowed']}" if "slowed" in run.clocks else ""
         lines.append(f"    run {i}: {medians} us; pairs {differences}{slowed}")
-    # Contenders with different protocols (for instance sample lengths) explain a bias.
+    # Different protocols of the contenders (for instance sample lengths) can explain a bias.
     ways = dict.fromkeys(p.rpartition(", median")[0] or p for p in same.runs[0].protocols)
     return [*lines, *(f"    ({way})" for way in ways)]
 

@@ -15,8 +15,8 @@ class Rendered:
         name: `rmsnorm/forward_rows_in_registers`, for messages.
         source: The CUDA text; includes `kgen/*.cuh` by name.
         digest: Digest of the source and of every kgen header that it includes, transitively.
-        bare: Likewise, without comments, blank space and the headers' paths. It replaces the code
-            digest of a build for the host, which has no cubin.
+        bare: Digest of the same texts without comments, blank space and the headers' paths. A build
+            for the host has no cubin, so `bare` takes the place of its machine-code digest.
     """
 
     name: str
@@ -39,10 +39,10 @@ class Artifact:
 
     Attributes:
         kind: `cubin` (loaded by the driver) or `so` (loaded by the host layer).
-        path: In the content-addressed cache.
+        path: Path of the module in the content-addressed cache.
         key: Digest of source, compiler, flags and arch.
-        resources: (kernel, what the compiler reported); empty for the host.
-        seconds: Time of the compilation; 0.0 if it came from the cache.
+        resources: (kernel, the compiler's resource report); empty for the host.
+        seconds: Time of the compilation; 0.0 if the module came from the cache.
         remarks: Performance remarks of the compiler with their codes, for instance that it
             serialises wgmma instructions.
     """

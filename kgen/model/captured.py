@@ -16,11 +16,11 @@ class CapturedCall:
         operator: Name of the operator.
         pass_name: `forward` or `backward`.
         problem: Dims, dtypes and options.
-        device: As the driver names the GPU, or `cpu`.
+        device: The driver's name of the GPU, or `cpu`.
         calls: Number of calls.
-        median_us: Median time of a call, microseconds; None if none was timed.
-        step: The dispatch step that served it.
-        config: The config that served it.
+        median_us: Median time of a call, microseconds; None if no call was timed.
+        step: The dispatch step that served the calls.
+        config: The config that served the calls.
     """
 
     operator: str
@@ -54,7 +54,7 @@ class CapturedCalls:
 
     @property
     def population(self) -> Population:
-        """Its problems, the most costly first; operators in the order of their whole cost."""
+        """The captured problems, the most costly first; operators by their total cost."""
         whole: dict[str, float] = {}
         costs: dict[tuple[str, str, Problem], float] = {}
         for call in self.calls:

@@ -18,10 +18,10 @@ class DType:
         cuda: C++ type in rendered kernels.
         torch: Attribute of the torch module: `bfloat16`.
         mantissa_bits: Stored fraction bits; one ulp at 1.0 is 2**-mantissa_bits.
-        rounds: Name of the dtype that it rounds; empty for a dtype that tensors are stored in. A
-            field without tensors may choose such a dtype, which says how the operands of matrix
-            products may be rounded.
-        integral: Whether it is an integer type, for tensors of offsets.
+        rounds: For a dtype that no tensor is stored in (`tf32`): the dtype whose values are rounded
+            to it (`fp32`); empty for all others. A dtype field without tensors may choose such a
+            dtype, which says how the operands of matrix products may be rounded.
+        integral: Whether the dtype is an integer type, for tensors of offsets.
     """
 
     name: str
@@ -58,8 +58,7 @@ DTYPES: dict[str, DType] = {
     )
 }
 
-# The choice of a dtype field whose tensors are absent. It is not in DTYPES because no tensor has
-# it.
+# The choice of a dtype field whose tensors are absent. DTYPES lacks it because no tensor has it.
 ABSENT_DTYPE = _dtype(ABSENT, "", 0)
 
 

@@ -3,8 +3,8 @@
 Integers, floats, strings, booleans, names; + - * // % **; comparisons, `in (…)`, and/or/not,
 `a if c else b`; calls of ceil_div, round_up, next_pow2, is_pow2, min, max. An expression is
 checked node by node, rewritten so that its names are read from a mapping, and compiled once to a
-Python function: a search evaluates millions. It can be printed as plain Python for the generated
-library, and means the same there.
+Python function, because a search evaluates millions of expressions. The generated library contains
+expressions as plain Python, with the same meaning.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 _BINARY = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
 _COMPARE = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
-# Their results are numbers, whatever they are given.
+# Nodes whose result is a number, whatever their operands are.
 _NUMERIC = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare)
 _ENV, _POWER = "env", "_power"  # in compiled expressions
 # Limits against typing errors such as 9**9**9 and against hostile expressions.
-MAX_BITS = 4096  # of an integer power
-MAX_CHARS = 20_000  # of an expression with its lets expanded
+MAX_BITS = 4096  # bits of an integer power
+MAX_CHARS = 20_000  # length of an expression with its lets expanded
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ def parse_expr(source: str | int | float | bool) -> Expr:
     return _parse(str(source))
 
 
-# Every trial sends its variant to the worker, and a variant has dozens of expressions: parsing them
-# again each time took a tenth of a trial.
+# Every trial sends its variant, with dozens of expressions, to the worker. Parsing all of them in
+# each trial took a tenth of the trial's time.
 @lru_cache(maxsize=16384)
 def _parse(text: str) -> Expr:
     if len(text) > MAX_CHARS:
@@ -148,8 +148,9 @@ def _rewritten(node: ast.expr, names: set[str], text: str) -> ast.expr:
         return _rewritten(child, names, text)
 
     def number(child: ast.expr) -> ast.expr:
-        """An operand. Texts and lists have no unary plus, which numbers hardly notice: without
-        it `dtype * 10**11` would take all memory.
+        """An operand with a unary plus, which keeps a number as it is and fails on a text or list.
+
+        Without the plus `dtype * 10**11` would repeat a text and take all memory.
         """
         value = sub(child)
         return value if isinstance(child, _NUMERIC) else ast.UnaryOp(ast.UAdd(), value)
@@ -199,7 +200,7 @@ def _rewritten(node: ast.expr, names: set[str], text: str) -> ast.expr:
 
 
 def _compiled(node: ast.expr) -> _Function:
-    """A function of the mapping; `node` has nothing but what `_rewritten` lets pass."""
+    """Compile an expression that `_rewritten` has checked to a function of the mapping."""
     arguments = ast.arguments([], [ast.arg(_ENV)], None, [], [], None, [])
     tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, node)))
     function: _Function = eval(compile(tree, "<expression>", "eval"), dict(_GLOBALS))

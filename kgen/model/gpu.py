@@ -10,9 +10,9 @@ class GpuProfile:
     """Facts of one GPU model; vendor data sheets unless a note says otherwise.
 
     Attributes:
-        name: As in `--gpu`: `h200`.
+        name: Value of `--gpu`: `h200`.
         title: Full product name: `NVIDIA H200 SXM 141 GB`.
-        device_names: Names the driver reports for it.
+        device_names: Names that the driver reports for this GPU model.
         arch: Compilation target: `sm_90a`; `host` for the CPU.
         sm_count: Streaming multiprocessors.
         smem_per_block: Largest shared memory of one block, bytes (opt-in limit).
@@ -24,8 +24,9 @@ class GpuProfile:
         memory_bytes: Device memory, bytes.
         bandwidth_gbps: Peak memory bandwidth, 1e9 bytes per second.
         fp32_tflops: Peak of fp32 FMAs, 1e12 operations per second.
-        tf32_tflops: Dense tensor-core peak with TF32 inputs; 0 where there is none.
-        half_tflops: Dense tensor-core peak with fp16 or bf16 inputs.
+        tf32_tflops: Dense tensor-core peak with TF32 inputs, 1e12 operations per second; 0 on a GPU
+            without TF32 tensor cores.
+        half_tflops: Dense tensor-core peak with fp16 or bf16 inputs, 1e12 operations per second.
         max_threads_per_block: Threads of one block.
         warp_size: Threads of one warp.
     """

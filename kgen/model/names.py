@@ -1,15 +1,16 @@
 """Short names of problems: the values that differ from the defaults of the operator's signature.
 
 `B=8,N=8,T=4096,H=32,K=64,V=64,dtype=bf16,...,decay_form=raw` is `B8 T4096 H32 D64 bf16 raw +state`.
-A short name is for people, the full key for files; either gives the same problem:
+A short name is for people, the full key for files; both parse to the same problem:
 
-- `T4096`: a dim. A dim that the signature implies, or that equals the dim it is declared to be
-  `like`, is left out; `D64` stands for both where the signature declares a name for that.
-- `bf16`: the first dtype field. Other fields are left out at their default, else `w:fp32`.
-- `+residual`: a tensor that a call may leave out, and that is there; `-w`: one that is not there.
-  `+state` stands for `+initial_state +final_state`. `+x:int64` names a dtype other than the first
-  that is allowed.
-- `raw`: an option that is not at its default; `decay_form:raw` where two options share the choice.
+- `T4096`: a dim. A dim that the signature implies is left out, and so is a dim that equals the dim
+  that it is declared to be `like`. `D64` gives both dims where the signature declares `D` for them.
+- `bf16`: the first dtype field. Another field appears only if it differs from its default, as in
+  `w:fp32`.
+- `+residual`: an optional tensor that is present; `-w`: an optional tensor that is absent. `+state`
+  stands for `+initial_state +final_state`. `+x:int64` names a dtype other than the first allowed
+  one.
+- `raw`: an option that differs from its default; `decay_form:raw` if two options have this choice.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ _FIRST, _LAST = "initial_", "final_"
 
 
 def short_name(problem: Problem, signature: Signature) -> str:
-    """Return what of a problem differs from the defaults; unique among an operator's problems."""
+    """Return a problem's values that differ from the defaults; unique within an operator."""
     words = [*_dims(problem, signature), *_choices(problem, signature)]
     return " ".join(_joined(words))
 
 
 def parse_short_name(text: str, signature: Signature) -> Problem:
-    """Parse what `short_name` wrote, words in any order.
+    """Parse a short name; its words may be in any order.
 
     Raises:
-        ProblemError: If a word is unknown or says what another one said.
+        ProblemError: If a word is unknown, or two words set the same field.
     """
     spelled = _spellings(signature)
     given: dict[str, str] = {}
@@ -59,7 +60,7 @@ def read_problem(text: str, signature: Signature) -> Problem:
     """Parse a problem in either form: `M=8192,N=4096,dtype=bf16` or `M8192 N4096 bf16`.
 
     Raises:
-        ProblemError: If it has neither form.
+        ProblemError: If the text has neither form.
     """
     if "=" in text:
         return parse_problem(text, signature)
@@ -141,7 +142,7 @@ def _option_word(option: Option, value: str, signature: Signature) -> str:
 
 
 def _joined(words: list[str]) -> list[str]:
-    """`+state` for `+initial_state +final_state`, at the place of the first."""
+    """Replace the pair `+initial_state +final_state` by `+state`, and sort tensors to the end."""
     out = []
     for word in words:
         stem = word.removeprefix(f"+{_FIRST}")
@@ -151,7 +152,7 @@ def _joined(words: list[str]) -> list[str]:
         stem = word.removeprefix(f"+{_LAST}")
         if word == stem or f"+{_FIRST}{stem}" not in words:
             out.append(word)
-    # What is there or not comes last, as one reads it: shape, dtypes, options, tensors.
+    # Order for readers: shape, dtypes, options, then tensors that are present or absent.
     return sorted(out, key=lambda word: word[0] in "+-")
 
 
@@ -162,7 +163,8 @@ def _spellings(signature: Signature) -> dict[str, tuple[tuple[str, str], ...]]:
         for choice in signature.choices:
             value = chosen[choice.name]
             for word in _word(choice, value, chosen, signature):
-                # Names of fields stay as they are: what `dtype` is may be another word's to say.
+                # A value that refers to another field stays a reference: another word of the name
+                # may choose that field's dtype.
                 found[word] = ((choice.name, _relative(choice, value, chosen)),)
     for word, pairs in list(found.items()):
         stem = word.removeprefix(f"+{_FIRST}")
@@ -172,7 +174,7 @@ def _spellings(signature: Signature) -> dict[str, tuple[tuple[str, str], ...]]:
 
 
 def _relative(choice: DTypeField | Option, value: str, chosen: Mapping[str, str]) -> str:
-    """The value as declared: `dtype` rather than the `bf16` that it was in one combination."""
+    """The value as the field declares it: `dtype`, not the `bf16` that `dtype` is in `chosen`."""
     if isinstance(choice, Option) or value in choice.allowed:
         return value
     return next((a for a in choice.allowed if chosen.get(a) == value), value)

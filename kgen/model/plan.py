@@ -14,7 +14,7 @@ from kgen.model.problem import Problem
 from kgen.model.space import LaunchSpec, Variant
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
-PDL_SINCE = 90  # compute capability from which on there is programmatic dependent launch
+PDL_SINCE = 90  # first compute capability with programmatic dependent launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,13 @@ class Launch:
         grid: Blocks in x, y, z.
         block: Threads in x, y, z.
         smem_bytes: Dynamic shared memory.
-        args: Names, bound to values by a caller, or whole numbers.
-        pdl: Whether it uses programmatic dependent launch: it may begin before the kernel before it
-            in the stream has ended. A later launch of a plan does not if all earlier launches are
-            empty, because its kernel does not wait for the kernel before the plan.
-        coresident: Whether its CTAs wait for each other at grid barriers, so that the GPU must have
-            room for all of them at once.
+        args: Names, which the caller binds to values, or whole numbers.
+        pdl: Whether the launch uses programmatic dependent launch: the kernel may begin before the
+            previous kernel in the stream has ended. It is False for a later launch of a plan whose
+            earlier launches are all empty, because the kernel of a later launch does not wait for
+            the kernel that precedes the plan.
+        coresident: Whether the kernel's CTAs wait for each other at grid barriers. All of them must
+            then be resident on the GPU at once.
     """
 
     kernel: str
@@ -88,7 +89,7 @@ def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfil
 
     Raises:
         SpaceError: If an extent is no whole number, negative, or beyond what CUDA can launch; or
-            a launch uses programmatic dependent launch on a GPU that has none.
+            if a launch uses programmatic dependent launch on a GPU without that feature.
     """
     return Planner(variant, gpu).plan(expression_names(variant, config, problem, gpu))
 
@@ -97,7 +98,7 @@ class Planner:
     """Makes the plans of many configs of a variant."""
 
     def __init__(self, variant: Variant, gpu: GpuProfile) -> None:
-        """Find the arguments that are expressions; most are names."""
+        """Find the launches with an argument that is an expression; most arguments are names."""
         self._variant, self._gpu = variant, gpu
         self._launches = [
             (spec, any(isinstance(arg, Expr) for arg in spec.args)) for spec in variant.launches
@@ -151,7 +152,7 @@ def _whole(expr: Expr, env: Names, variant: Variant, what: str) -> int:
         value = expr(env)
     except ExprError as problem:
         raise SpaceError(f"{variant.where}: {what} {problem}") from None
-    if type(value) is int and value >= 0:  # a bool is none
+    if type(value) is int and value >= 0:  # a bool is not a whole number
         return value
     raise SpaceError(
         f"{variant.where}: {what} '{expr.text}' is {value!r}, which is not a whole number >= 0"

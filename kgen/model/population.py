@@ -12,8 +12,8 @@ class PublishedModel:
     """A model whose published configuration gives extents.
 
     Attributes:
-        name: As its authors call it.
-        source: Where its configuration is published: a URL, or a paper.
+        name: The authors' name of the model.
+        source: Where the configuration is published: a URL, or a paper.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Population:
 
     Attributes:
         name: The file's name without its ending.
-        doc: One line.
+        doc: One line about the population.
         models: All models, in the order of the file.
         entries: All problems, in the order of the file; no two are equal.
     """

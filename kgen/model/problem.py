@@ -15,7 +15,7 @@ MOST_DIGITS = 18  # an extent fits 64 bits
 
 
 def read_extent(text: str) -> int | None:
-    """Read a whole number in ASCII digits that fits 64 bits; None if it is none."""
+    """Read a whole number in ASCII digits that fits 64 bits; None if the text is no such number."""
     is_number = text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
     return int(text) if is_number else None
 
@@ -26,7 +26,8 @@ class Problem:
 
     Attributes:
         dims: (name, extent) in the operator's order.
-        dtypes: (field, dtype name), then (option, choice), in the operator's order, complete.
+        dtypes: (field, dtype name) of every field, then (option, choice) of every option, in the
+            operator's order.
     """
 
     dims: tuple[tuple[str, int], ...]
@@ -84,7 +85,7 @@ class Problem:
 
 
 def with_dims(problem: Problem, dims: Mapping[str, int], signature: Signature) -> Problem:
-    """Replace extents, and the extents that they imply (`Signature.implied`)."""
+    """Replace extents, and the extents that the new ones imply (`Signature.implied`)."""
     extents = {**dict(problem.dims), **dims}
     implied = signature.implied(dict(problem.dtypes))
     if implied is not None:
@@ -94,10 +95,10 @@ def with_dims(problem: Problem, dims: Mapping[str, int], signature: Signature) -
 
 
 def parse_problem(text: str, signature: Signature) -> Problem:
-    """Parse `M=8192,N=4096,dtype=bf16`; fields may be left to their defaults.
+    """Parse `M=8192,N=4096,dtype=bf16`; omitted fields have their defaults.
 
-    A dim that is left out has the extent of the one that it is declared to be `like`. The name that
-    a signature declares for both (`D` for K and V) gives both.
+    An omitted dim has the extent of the dim that it is declared to be `like`. If the signature
+    declares one name for both dims (`D` for K and V), that name sets both.
 
     Raises:
         ProblemError: If a name is unknown, repeated or missing, or a value is not legal.

@@ -9,10 +9,10 @@ from kgen.model.config import Config
 from kgen.model.digest import digest_of
 
 COLD, WARM = "cold", "warm"
-"""The content of L2 when a kernel is timed: none of its inputs, or all that fit."""
+"""What L2 holds when a kernel is timed: none of the kernel's inputs, or all that fit."""
 
 RANDOM, TRAINED = "random", "trained"
-"""The inputs that a kernel is timed on: the case `normal`, and those of a trained model."""
+"""The inputs that a kernel is timed on: the case `normal`, and inputs of a trained model."""
 
 
 class Fate(StrEnum):
@@ -45,10 +45,10 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class OtherTime:
-    """Device time on other inputs than those that count: it is not longer.
+    """Device time on inputs other than those that count; the kernel is not slower on them.
 
     Attributes:
-        inputs: Their name.
+        inputs: Name of the inputs.
         median_us: Median of the samples, microseconds.
         low_us: First quartile.
         high_us: Third quartile.
@@ -62,17 +62,17 @@ class OtherTime:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Device time of one execution of a plan: of several inputs, on those where it is slowest.
+    """Device time of one execution of a plan, on the kind of inputs where it is slowest.
 
     Attributes:
         median_us: Median of the samples, microseconds.
         low_us: First quartile.
         high_us: Third quartile.
         samples: Number of samples.
-        protocol: How it was measured, one line:
+        protocol: How the time was measured, one line:
             `graph of 64, 97 buffer sets, cold L2, median +-0.4 %`.
-        inputs: The inputs that it was measured on.
-        others: Times on other inputs; empty if there are none, or if they were not timed.
+        inputs: The kind of inputs that the time was measured on.
+        others: Times on other kinds of inputs; empty if there are none, or if they were not timed.
     """
 
     median_us: float
@@ -85,7 +85,7 @@ class Timing:
 
     @property
     def by_inputs_us(self) -> dict[str, float]:
-        """Medians by the name of the inputs, the random ones first."""
+        """Medians by the name of the inputs, the random inputs first."""
         found = {self.inputs: self.median_us} | {o.inputs: o.median_us for o in self.others}
         return dict(sorted(found.items(), key=lambda item: item[0] != RANDOM))
 
@@ -112,7 +112,7 @@ class OutputAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One input set that a kernel was tried on, with the seed that reproduces it."""
+    """One input set that a kernel was tried on, with the seed that reproduces the set."""
 
     case: str
     seed: int
@@ -124,11 +124,11 @@ class HostRun:
 
     Attributes:
         compiler: `host` or `host-asan`, with its version.
-        orders: Seeds of the orders in which the threads of a block ran, one launch each on every
-            input set; 0: by rank.
-        tried: Input sets.
-        key: Digest of the source without comments, and of the compiler with its flags: what was
-            run. Empty in records that are older than the field.
+        orders: Seeds of the orders in which the threads of a block ran; 0 is the order by rank.
+            Every input set had one launch for each seed.
+        tried: Input sets that were tried.
+        key: Identity of the executable: digest of the source without comments, and of the compiler
+            with its flags. Empty in records that are older than the field.
     """
 
     compiler: str
@@ -144,14 +144,14 @@ class Evidence:
     Attributes:
         seed: The seed of the fixture; it determines all input sets except the fresh ones.
         tried: Input sets on the device.
-        skipped: Input sets that the variant's guards do not admit; of a run on the host also those
-            that are too large for it, and what shorter ones stand for.
-        launches: On the values of each input set; outputs and workspaces are filled before each
-            in turn, see `kgen.check.steps`.
+        skipped: Input sets that the variant's guards do not admit. For a run on the host also the
+            sets that are too large for it, and the full-size sets that shortened sets stand for.
+        launches: Number of launches on each input set. Outputs and workspaces are filled before
+            each launch; see `kgen.check.steps`.
         bitwise: Whether all launches had to give the same bits.
-        host: Runs of the same source on the CPU; empty unless it is a certificate.
-        host_missing: Why there are none.
-        rules: Digest of how kgen proves (`kgen.trial.proof_rules`); empty in records that are
+        host: Runs of the same source on the CPU; empty unless the record is a certificate.
+        host_missing: Why there are no host runs.
+        rules: Digest of the verifier's code (`kgen.trial.proof_rules`); empty in records that are
             older than the field.
     """
 
@@ -171,8 +171,8 @@ class Record:
 
     Attributes:
         key: Identity of what was tried: digest of the machine code, compiler, flags, arch, plan
-            and problem, and of `warm` for a trial that was timed so. Empty if it was not built,
-            and in records that are older than the digest of code.
+            and problem; also of `warm` for a trial that was timed with warm L2. Empty if the kernel
+            was not built, and in records that are older than the digest of code.
         operator: Operator name.
         pass_name: `forward` or `backward`.
         problem: `str(Problem)`.
@@ -180,24 +180,25 @@ class Record:
         config: The config.
         fate: The outcome.
         reason: Empty if verified, else one paragraph.
-        text_key: Like `key`, of the rendered text in the place of the code. The shortcut: who has
-            the same text need not build to know that the code is the same.
+        text_key: Like `key`, with the rendered text in place of the machine code. Equal texts give
+            equal code, so a kernel with a known `text_key` need not be built to find its record.
         source: Digest of the rendered source with everything that it includes.
-        code: Digest of the machine code (`kgen.runtime.code_digest`); of a build for the host, of
-            the text without comments. Empty where `key` is.
+        code: Digest of the machine code (`kgen.runtime.code_digest`); for a build for the host,
+            digest of the text without comments. Empty where `key` is empty.
         definition: Digest of the operator's definition and inputs (`kgen.trial.definition`); empty
             in records that are older than the field.
-        guards: Digest of the calls that its variant admits; likewise.
-        trained: Digest of how the trained inputs of its time are drawn (`trained_digest`); empty if
-            it was timed on random inputs alone.
+        guards: Digest of the calls that the variant admits; empty in records that are older than
+            the field.
+        trained: Digest of how the trained inputs of the timing are drawn (`trained_digest`); empty
+            if the kernel was timed on random inputs alone.
         environment: Digest of the environment (see the report).
-        resources: Per kernel, in launch order; empty if it was not built.
+        resources: Per kernel, in launch order; empty if the kernel was not built.
         timing: The timing of a verified trial.
-        accuracy: Per output, of a verified or wrong trial.
-        evidence: The evidence of a certificate; None of a trial of the search.
+        accuracy: Error of each output, for a verified or wrong trial.
+        evidence: The evidence of a certificate; None for a trial of the search.
         when: UTC, ISO 8601.
-        id: Short identity of this very record, for `--record`. Given once: it stays when the
-            variant or a parameter is renamed, or when the record is found valid for a new text.
+        id: Short identity of this record, for `--record`. It never changes, even if the variant or
+            a parameter is renamed, or the record is found valid for a new text.
     """
 
     key: str

@@ -13,8 +13,8 @@ class Leaf:
     """The end of a path.
 
     Attributes:
-        rows: Records of rows, the preferred first. A later row serves calls whose conditions the
-            earlier ones refuse.
+        rows: Records of rows, the preferred first. A later row serves the calls that the conditions
+            of the earlier rows refuse.
     """
 
     rows: tuple[str, ...]
@@ -40,20 +40,22 @@ RuleTree: TypeAlias = Leaf | Split
 
 @dataclass(frozen=True, slots=True)
 class LearntRule:
-    """The rule for the problems of one pass, one choice of dtypes, and some extents.
+    """The dispatch rule for problems of one pass with one choice of dtypes and some fixed extents.
 
     Attributes:
         pass_name: `forward` or `backward`.
-        dtypes: (field, dtype name) and (option, choice), complete, in the operator's order.
-        constants: (dim, extent) that a problem must have, because kernels have them compiled in.
+        dtypes: (field, dtype name) of every field and (option, choice) of every option, in the
+            operator's order.
+        constants: (dim, extent) that a problem must have, because the extents are compiled into
+            the kernels.
         tree: The comparisons and the rows.
-        problems: Number of problems that it was learnt from.
-        mean_loss: Mean over these problems of the time of the chosen row over that of the best
-            known config, minus 1.
+        problems: Number of problems that the rule was learnt from.
+        mean_loss: Mean loss over these problems. The loss of a problem is the time of the chosen
+            row over the time of the best known config, minus 1.
         worst_loss: The largest of these losses.
         extents: (dim, least, largest) extent of these problems, for the other dims. The rule
-            serves no problem far outside: it knows nothing of it. Empty in tables of older
-            versions, whose rules serve all.
+            serves no problem far outside these ranges, because it was learnt from none there. Empty
+            in tables of older versions, whose rules serve every extent.
     """
 
     pass_name: str
@@ -67,13 +69,13 @@ class LearntRule:
 
     @property
     def covers(self) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
-        """The key of a rule: a later rule with the same key replaces it. Also the sort key."""
+        """The key of a rule: a later rule with the same key replaces it. Rules are sorted by it."""
         extents = tuple(value for _, value in self.constants)
         return (self.pass_name, tuple(value for _, value in self.dtypes), extents)
 
     @property
     def records(self) -> frozenset[str]:
-        """Records of all rows that it may choose."""
+        """Records of all rows that the rule may choose."""
         return frozenset(record for leaf in leaves(self.tree) for record in leaf.rows)
 
 
@@ -87,7 +89,7 @@ def leaves(tree: RuleTree) -> Iterator[Leaf]:
 
 
 def leaf_of(tree: RuleTree, dims: Mapping[str, int]) -> Leaf:
-    """Follow a tree for some extents."""
+    """The leaf that the extents of a problem lead to."""
     while isinstance(tree, Split):
         tree = tree.below if extent(tree.dims, dims) <= tree.at_most else tree.above
     return tree
@@ -99,7 +101,7 @@ def extent(names: tuple[str, ...], dims: Mapping[str, int]) -> int:
 
 
 def with_names(tree: RuleTree, names: Mapping[str, str]) -> RuleTree:
-    """The tree with other names at its leaves."""
+    """The tree with the records at its leaves renamed."""
     if isinstance(tree, Leaf):
         return Leaf(tuple(names[row] for row in tree.rows))
     return replace(

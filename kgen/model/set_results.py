@@ -1,7 +1,7 @@
-"""What came of the input sets of a run, so that the parts of a run can be put together again.
+"""Results of a verification run by input set, so that the parts of a split run can be joined.
 
-A run may be split: each part tries some of its sets, in a process of its own. What is said of the
-run follows from the results of all sets in the run's order, whoever tried them.
+A run may be split: each part tries some of the run's input sets in a process of its own. The
+verdict follows from the results of all sets in the run's order, whichever process tried them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Part:
     """One of several parts of a run.
 
     Attributes:
-        index: Which one, from 0.
-        count: How many there are.
+        index: Index of this part, from 0.
+        count: Number of parts.
     """
 
     index: int
@@ -27,16 +27,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SetResult:
-    """What came of one input set.
+    """The result of one input set.
 
     Attributes:
-        place: Of the set in the schedule of the whole run. Sets that take the place of one that
-            guards refuse have its place.
-        label: Of the set, as in a verdict.
-        seed: Of the set.
-        accuracy: Per output; of no set that was skipped.
-        fault: Why the set refuses the kernel; empty if it does not.
-        skipped: Whether the set was not tried: guards do not admit it, or there is no room.
+        place: Position of the set in the schedule of the whole run. Sets that replace a set that
+            the guards refuse have the position of that set.
+        label: Label of the set, as in a verdict.
+        seed: Seed of the set.
+        accuracy: Error of each output; empty if the set was skipped.
+        fault: Why the kernel fails on this set; empty if it passes.
+        skipped: Whether the set was not tried: the guards do not admit it, or there is no room.
     """
 
     place: int
@@ -52,9 +52,9 @@ class SetResults:
     """The results of a run or of a part of one.
 
     Attributes:
-        scheduled: Sets that the whole run has.
-        left_out: Labels of those that it has not, because they are too large.
-        sets: In the order of the run, to the first that refuses the kernel.
+        scheduled: Number of sets of the whole run.
+        left_out: Labels of the sets that are too large for the run.
+        sets: Results in the order of the run, up to the first set on which the kernel fails.
     """
 
     scheduled: int
@@ -63,12 +63,12 @@ class SetResults:
 
     @property
     def fault(self) -> str:
-        """Why a set refuses the kernel; empty if none does."""
+        """Why the kernel fails on a set; empty if it passes all of them."""
         return self.sets[-1].fault if self.sets else ""
 
     @property
     def reason(self) -> str:
-        """Why the run refuses the kernel, of which no set may have been tried."""
+        """Why the run refuses the kernel: a fault, or that the guards admit none of the sets."""
         if any(not one.skipped for one in self.sets):
             return self.fault
         return (
@@ -83,12 +83,12 @@ class SetResults:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Labels of the sets that were not."""
+        """Labels of the sets that were not tried."""
         return (*self.left_out, *(one.label for one in self.sets if one.skipped))
 
     @property
     def accuracy(self) -> tuple[OutputAccuracy, ...]:
-        """Per output, of the first set on which error / bound was largest."""
+        """Error of each output on the first set where error / bound is largest."""
         worst: dict[str, OutputAccuracy] = {}
         for one in self.sets:
             for accuracy in one.accuracy:
@@ -99,20 +99,21 @@ class SetResults:
 
 
 def fresh_seed(seed: int, trials: int) -> int:
-    """The seed of a trial's own inputs that brings none.
+    """The seed of the fresh inputs of a trial whose request names no seed.
 
     Args:
-        seed: Of the worker.
-        trials: Trials of the same problem in the worker, with this one.
+        seed: Seed of the worker.
+        trials: Number of trials of the same problem in the worker, this one included.
     """
     return seed * 1_000_003 + trials
 
 
 def joined(parts: Iterable[SetResults]) -> SetResults:
-    """The results of a run from those of its parts, as if one process had tried set after set.
+    """Join the results of all parts of a run, as if one process had tried set after set.
 
     Args:
-        parts: All parts. Each has ended at its own first fault: the first of these is the run's.
+        parts: All parts. Each part ends at its own first fault; the first of these faults in the
+            run's order is the fault of the run.
     """
     parts = list(parts)
     sets: list[SetResult] = []

@@ -27,19 +27,20 @@ class Tensor:
     """A tensor argument or result.
 
     Attributes:
-        name: As in the Python call and in kernels' argument lists.
+        name: Name in the Python call and in kernels' argument lists.
         dims: Extents, outermost first. The first may stand for all leading dims of the
             tensor that a user passes (`flatten_leading`). `N + 1`: one more than dim N.
-            `3`: always that many.
+            `3`: a fixed extent of 3.
         dtype: A `DTypeField` name or a fixed dtype.
-        free_strides: Dims whose stride the caller chooses; kernels may take it as
+        free_strides: Dims whose stride the caller chooses; kernels may take the stride as
             `<tensor>_stride_<dim>` (in elements). All other dims are contiguous. An output has
-            them only with `layout_of`.
-        layout_of: An input of the same dims and dtype. The output is allocated without gaps and
-            with the order of dims in memory of that input. Empty: contiguous.
+            free strides only with `layout_of`.
+        layout_of: For an output: the name of an input of the same dims and dtype. The output is
+            allocated without gaps, with its dims in the memory order of that input. Empty: the
+            output is contiguous.
         flatten_leading: Whether a user may pass any number of leading dims for dims[0].
-        in_out: Of an input: kernels read it and write its new values into the same memory. The
-            definition returns the new values under the same name.
+        in_out: For an input: whether kernels read it and write its new values into the same memory.
+            The definition then returns the new values under the same name.
         doc: One line for the generated docstring.
     """
 
@@ -74,7 +75,7 @@ class Pass:
 
     @property
     def results(self) -> tuple[Tensor, ...]:
-        """All that a kernel writes: outputs, then the inputs that it updates."""
+        """All tensors that a kernel writes: outputs, then the inputs that it updates."""
         return self.outputs + self.in_outs
 
     def present(self, dtypes: Mapping[str, str]) -> Pass:
@@ -104,7 +105,7 @@ class Signature:
         """Refuse tensors with a dim or a dtype that nothing declares.
 
         Raises:
-            ProblemError: Naming the tensor, and what is declared.
+            ProblemError: The text names the tensor and what is declared.
         """
         dims = [dim.name for dim in self.dims]
         dtypes = [*(field.name for field in self.dtypes), *DTYPES]
@@ -153,7 +154,7 @@ class Signature:
         )
 
     def implied(self, choices: Mapping[str, str]) -> tuple[str, str] | None:
-        """The dim that a problem may not choose: (dim, the dim that it equals, or `1`), or None.
+        """The dim that a problem may not choose, as (dim, the dim or `1` that it equals), or None.
 
         Args:
             choices: The choices of every dtype field.
@@ -165,7 +166,7 @@ class Signature:
         return self.packing.sequences, self.packing.batch
 
     def as_batch(self, pass_: Pass, choices: Mapping[str, str]) -> Pass:
-        """The pass with the batch dim in place of the sequences if a problem packs none."""
+        """The pass of a problem: unless it packs sequences, batch is the dim of the sequences."""
         packing = self.packing
         if packing is None or self._is_packed(choices):
             return pass_
@@ -186,10 +187,10 @@ class Signature:
         return choices[offsets.dtype] != ABSENT
 
     def asked_for(self, pass_: Pass) -> tuple[Tensor, ...]:
-        """Outputs on request: optional outputs whose dtype field no input has.
+        """Outputs that are computed on request: optional outputs whose dtype field no input has.
 
         Args:
-            pass_: As declared, with the tensors that a problem may leave out.
+            pass_: The pass as declared, with the tensors that a problem may leave out.
         """
         optional = {f.name for f in self.dtypes if f.optional} - {t.dtype for t in pass_.inputs}
         return tuple(o for o in pass_.outputs if o.dtype in optional)
@@ -243,8 +244,9 @@ class Signature:
         """A small set of legal choices of the dtype fields and options that covers all pairs.
 
         It contains every pair of values that two fields can have together. Each optional tensor
-        doubles the number of combinations, but faults mostly involve two fields. Greedy: each step
-        takes the combination with the most uncovered pairs, the first one of equals.
+        doubles the number of combinations, but faults mostly involve two fields. The choice is
+        greedy: each step takes the combination with the most uncovered pairs, and of several such
+        combinations the first.
         """
 
         def pairs(chosen: Mapping[str, str]) -> set[tuple[tuple[str, str], ...]]:

@@ -13,8 +13,8 @@ _BLANKS = re.compile(r"[ \t]+")
 
 def bare_text(text: str) -> str:
     """Return C++ source without comments, indentation and empty lines."""
-    # Code and tokens take turns. Blanks are replaced in the code between tokens, not one by one: a
-    # search calls this for every config.
+    # `split` returns code and literals or comments in turn. One substitution cleans each piece of
+    # code, because a search calls this function for every config.
     pieces = _LITERAL_OR_COMMENT.split(text)
     pieces[::2] = [_BLANKS.sub(" ", code) for code in pieces[::2]]
     pieces[1::2] = [" " if token[0] == "/" else token for token in pieces[1::2]]

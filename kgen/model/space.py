@@ -17,10 +17,10 @@ class Param:
     """A parameter and its choices, in the order in which they are written.
 
     Attributes:
-        name: Its name.
-        choices: Its legal values.
-        default: The value of a config that omits the parameter; None if every config has it. With a
-            default, a new parameter keeps the identity of earlier kernels and records.
+        name: Name of the parameter.
+        choices: Legal values.
+        default: The value in a config that omits the parameter; None if every config must name it.
+            With a default, a new parameter keeps the identity of earlier kernels and records.
     """
 
     name: str
@@ -28,15 +28,15 @@ class Param:
     default: Value | None = None
 
     def is_default(self, value: Value) -> bool:
-        """Whether a config omits the parameter to have this value."""
+        """Whether a value is the default, which a config expresses by omitting the parameter."""
         return self.default is not None and spell(value) == spell(self.default)
 
 
 class RuleKind(StrEnum):
     """The consequence for a config that breaks a rule."""
 
-    LEGALITY = "legality"  # wrong, or it does not compile or launch
-    EFFICIENCY = "efficiency"  # correct, but not worth a trial
+    LEGALITY = "legality"  # the kernel is wrong, or does not compile or launch
+    EFFICIENCY = "efficiency"  # the kernel is correct, but not worth a trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,14 @@ class LaunchSpec:
         args: In the kernel's order: names of tensors, workspaces, dims, scalars,
             `<tensor>_stride_<dim>`; or whole-number expressions, passed as `long long`. A tensor
             that a problem leaves out is passed as a null pointer, its strides as 0.
-        pdl: Over parameters: whether the launch uses programmatic dependent launch, that is, may
-            begin before the kernel before it in the stream has ended. None: never. The kernel of
-            a later launch calls `griddepcontrol_wait` before it touches what the one before reads
-            or writes. The first kernel of a plan does not know what precedes it: each of its
-            threads waits before all else, and only then lets the next kernel start.
+        pdl: Condition over parameters: whether the launch uses programmatic dependent launch, that
+            is, may begin before the previous kernel in the stream has ended. None: never. The
+            kernel of a later launch calls `griddepcontrol_wait` before it touches memory that the
+            previous kernel reads or writes. The first kernel of a plan does not know what precedes
+            it: each of its threads waits first, and only then lets the next kernel start.
         coresident: Whether CTAs of the kernel wait for each other at grid barriers: the template
-            exports it with KGEN_EXPORT_CTA_GROUPS. A GPU without room for the whole grid at once
-            is refused.
+            exports the kernel with KGEN_EXPORT_CTA_GROUPS. A GPU that cannot hold the whole grid at
+            once is refused.
     """
 
     kernel: str
@@ -98,7 +98,7 @@ class Variant:
     """One algorithm for one pass.
 
     Attributes:
-        name: Also names the template `<pass>_<name>.cu.jinja`.
+        name: Name of the variant and of its template `<pass>_<name>.cu.jinja`.
         pass_name: `forward` or `backward`.
         doc: What it does and, for a published variant, where it was published.
         params: Parameters in order.
@@ -108,17 +108,17 @@ class Variant:
             every call of the generated library.
         launches: The plan, in order.
         workspaces: Scratch memory of the plan.
-        first: Configs tried first.
-        safe: The config that is correct for every problem, or None. Such a variant has neither
-            constants nor guards.
+        first: Configs that a search tries first.
+        safe: The config that is correct for every problem, or None. A variant with a safe config
+            has neither constants nor guards.
         nondeterministic: Why launches on the same inputs may give different bits; empty if they
             must not.
         keeps_state: Why its kernels may use global variables, which live from one launch to the
             next; empty if they must not.
-        steady: (dim, extent): how far a proof must go until every ring, exchange and persistent
-            block is used again; empty: as `kgen.check.steady` infers it.
+        steady: (dim, extent) at which every ring buffer, exchange and persistent block is used
+            again; a proof must reach these extents. Empty: `kgen.check.steady` infers them.
         where: `file:line` of its declaration.
-        lets: (name, expression) that the expressions above use, or other lets.
+        lets: (name, expression) that the expressions above or other lets use.
         settings: (name, value) by which a member of a family differs from the others; templates
             may use them.
     """
@@ -159,10 +159,10 @@ class Variant:
         return total
 
     def config(self, values: Mapping[str, Value]) -> Config:
-        """Return the config of such values, in declared order and without defaults.
+        """Return the config with these values, in declared order and without defaults.
 
         Args:
-            values: The values of every parameter; those with a default may be left out.
+            values: The value of every parameter; parameters with a default may be left out.
         """
         said = [p for p in self.params if p.name in values or p.default is None]
         return Config(
@@ -181,12 +181,13 @@ class LadderStep:
     """One step of a published optimisation ladder, as a point of the search space.
 
     Attributes:
-        name: As it was published.
+        name: The published name of the step.
         pass_name: `forward` or `backward`.
         config: The point of the search space that reproduces the published step.
         published: The published figure with its GPU, as text; empty if there is none.
         note: How the point differs from the published kernel; empty if it does not.
-        is_published: Whether a published kernel takes the step; else it goes on from those.
+        is_published: Whether a published kernel takes the step; otherwise the step is kgen's own
+            and goes beyond the published ones.
         where: `file:line` of its declaration.
     """
 
@@ -204,11 +205,11 @@ class Space:
     """All variants of one operator.
 
     Attributes:
-        operator: Its name.
-        path: The file, as messages name it.
-        variants: In declared order, pass after pass.
+        operator: Name of the operator.
+        path: The file's name in messages.
+        variants: Variants in declared order, pass after pass.
         ladder: Steps of the published table, in its order; empty if none is declared.
-        family: The family that the operator belongs to, whose templates it renders; empty if none.
+        family: The family whose templates the operator renders; empty if it belongs to none.
     """
 
     operator: str

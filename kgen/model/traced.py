@@ -12,12 +12,12 @@ class Traced:
     Attributes:
         name: The name of the contender and of its span in the trace.
         calls: Number of traced calls.
-        end_to_end_us: From the first call until the device has finished, divided by the calls;
-            includes launches and Python.
-        kernels: Number of kernels; on a CPU, operators of PyTorch.
+        end_to_end_us: Time from the first call until the device has finished, divided by the number
+            of calls; includes launches and Python.
+        kernels: Number of kernels; on a CPU, of PyTorch operators.
         busy_us: Time of all kernels.
         largest: The kernel with the largest total time; empty if the profiler recorded none.
-        largest_us: Its time.
+        largest_us: Time of that kernel.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Modules of the operators that have learnable parameters: `from kgen_ops.nn import RMSNorm`.
 
 A module holds an operator's parameters, initialises them as the published models do, and takes and
-returns states for decoding. What has no parameters is called as a function.
+returns states for decoding. Operators without parameters are called as functions.
 
 kgen copies this package into the library that it generates; it needs torch and that library.
 """

@@ -34,14 +34,14 @@ class LinearAttention(nn.Module):
     a_ts = phi(q_t) . phi(k_s)
     y = out_proj(out)
 
-    It stands where a model has a causal `torch.nn.MultiheadAttention(batch_first=True)`; the
-    weights of one do not fit the other, because the softmax is missing.
+    It takes the place of a causal `torch.nn.MultiheadAttention(batch_first=True)` in a model. The
+    weights of that module do not fit this one, because linear attention has no softmax.
 
     Args:
         embed_dim: Features of x and y; a multiple of num_heads.
         num_heads: H; a head has E = embed_dim / H features.
         bias: Whether the projections have a bias.
-        eps: Added to the norm.
+        eps: Added to the norm, the sum of a_ts.
         device, dtype: The device and dtype of the parameters.
     Raises:
         ValueError: If num_heads does not divide embed_dim.
@@ -83,11 +83,11 @@ class LinearAttention(nn.Module):
     def forward(
         self, x: Tensor, state: LinearAttentionState | None = None, return_state: bool = False
     ) -> Tensor | tuple[Tensor, LinearAttentionState]:
-        """Compute y, and the state after the last step if it is asked for.
+        """Compute y, and the state after the last step if `return_state` is set.
 
         Args:
             x: [B, T, embed_dim]; while decoding T is 1.
-            state: That an earlier call returned; None: the sequence begins.
+            state: The state that an earlier call returned; None: the sequence begins.
             return_state: Whether to return the state as well.
         """
         try:
@@ -109,7 +109,7 @@ class LinearAttention(nn.Module):
         return (y, LinearAttentionState(made[1], made[2])) if return_state else y
 
     def _refuse(self, x: object, problem: Exception) -> NoReturn:
-        """Raise the error of an input that the projections do not take, or the problem itself."""
+        """Raise an error about an input that the projections do not take, or `problem` itself."""
         weight = self.q_proj.weight
         if isinstance(x, Tensor) and x.ndim == 3 and x.shape[-1] == self.embed_dim and (
                 x.dtype == weight.dtype and x.device == weight.device

@@ -16,8 +16,8 @@ class Timex(nn.Module):
 
     y[b, c, t] = eps + sum over u <= t of weight[c, L-1-(t-u)] * x[b, c, u]
 
-    With the weights of `torch.nn.Conv1d(C, C, L, groups=C, padding=L-1, bias=False)`, as
-    `conv.weight[:, 0]`, it computes the first T outputs of it.
+    With `weight = conv.weight[:, 0]` of `conv = torch.nn.Conv1d(C, C, L, groups=C, padding=L-1,
+    bias=False)`, and eps = 0, y is the first T outputs of `conv`.
 
     Args:
         channels: C.
@@ -25,7 +25,7 @@ class Timex(nn.Module):
         eps: Added to every output.
         device, dtype: The device and dtype of the weight.
 
-    The weight [C, L] starts uniform between -1 / sqrt(L) and 1 / sqrt(L), as that Conv1d's.
+    The weight [C, L] starts uniform between -1 / sqrt(L) and 1 / sqrt(L), like that of Conv1d.
     Source: B. Peng, RWKV-CUDA, depthwise_conv1d (`TimeX`), 2022.
     """
 
@@ -46,7 +46,7 @@ class Timex(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weight as `torch.nn.Conv1d` draws its own."""
+        """Draw the weight from the initial distribution of `torch.nn.Conv1d`."""
         bound = self.length**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
 

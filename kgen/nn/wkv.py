@@ -1,8 +1,8 @@
 """Time mixing of RWKV-4, RWKV-5 and RWKV-6, with the parameters of the recurrence.
 
 Initial values are those of RWKV-LM (github.com/BlinkDL/RWKV-LM), the authors' training code. They
-depend on the layer's place in the model: depth is 0 for the first layer and 1 for the last. A model
-of one layer, for which RWKV-LM divides by zero, has depth 0.
+depend on the layer's position in the model: depth is 0 for the first layer and 1 for the last
+layer. The layer of a model with one layer, for which RWKV-LM divides by zero, has depth 0.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class Wkv4(nn.Module):
     def forward(
         self, k: Tensor, v: Tensor, state: Tensor | None = None, return_state: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Compute y [B, T, C], and the state after the last step if it is asked for.
+        """Compute y [B, T, C], and the state after the last step if `return_state` is set.
 
         Args:
             k, v: [B, T, C].
-            state: [B, C, 3] in fp32, that an earlier call returned; None: the sequence begins.
+            state: [B, C, 3] in fp32, returned by an earlier call; None: the sequence begins.
             return_state: Whether to return the state as well.
         """
         made: Tensor | tuple[Tensor, Tensor] = _WKV4(
@@ -82,7 +82,7 @@ class Wkv4(nn.Module):
 
 
 class _Heads(nn.Module):
-    """Heads of a matrix state, with a bonus u [H, K] for the current step."""
+    """Heads with a matrix state, and a bonus u [H, K] for the current step."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Wkv5(_Heads):
 
     Args:
         num_heads: H.
-        head_size: K, features of a head of r and k; a head of v may have another number V.
+        head_size: K, the features of a head of r and k; a head of v may have a different number, V.
         layer, layers: Place of the layer in the model, from 0, and number of layers. They choose
             the initial values alone.
         device, dtype: The device and dtype of the parameters; fp32 serves inputs of any dtype.
@@ -171,14 +171,14 @@ class Wkv5(_Heads):
         return_state: bool = False,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Compute y [B, T, H V], and the state after the last step if it is asked for.
+        """Compute y [B, T, H V], and the state after the last step if `return_state` is set.
 
         Args:
             r, k: [B, T, H K].
             v: [B, T, H V].
-            state: [B, H, K, V] in fp32, that an earlier call returned; None: the sequence begins.
+            state: [B, H, K, V] in fp32, returned by an earlier call; None: the sequence begins.
             return_state: Whether to return the state as well.
-            cu_seqlens: [N + 1]; bounds of sequences packed into T; B is 1 then, and states are
+            cu_seqlens: [N + 1]; bounds of sequences packed into T. B is then 1, and states are
                 [N, H, K, V].
         """
         made = _WKV5(
@@ -199,7 +199,8 @@ class Wkv6(_Heads):
 
     Args:
         num_heads: H.
-        head_size: K, features of a head of r, k and w; a head of v may have another number V.
+        head_size: K, the features of a head of r, k and w; a head of v may have a different number,
+            V.
         layer, layers: Place of the layer in the model, from 0, and number of layers. They choose
             the initial values alone.
         device, dtype: The device and dtype of the parameter; fp32 serves inputs of any dtype.
@@ -232,13 +233,13 @@ class Wkv6(_Heads):
         return_state: bool = False,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Compute y [B, T, H V], and the state after the last step if it is asked for.
+        """Compute y [B, T, H V], and the state after the last step if `return_state` is set.
 
         Args:
             r, k: [B, T, H K].
             v: [B, T, H V].
-            w: [B, T, H K]; as RWKV's models learn it: the decay is exp(-exp(w)).
-            state, return_state, cu_seqlens: As of `Wkv5`.
+            w: [B, T, H K], in the form that RWKV models learn: the decay is exp(-exp(w)).
+            state, return_state, cu_seqlens: As for `Wkv5`.
         """
         made = _WKV6(
             *self._split(r, k, v, w), self.time_faaaa, state, cu_seqlens,
@@ -248,7 +249,7 @@ class Wkv6(_Heads):
 
 
 def depth_of(kind: str, layer: int, layers: int) -> float:
-    """From 0 for the first layer to 1 for the last.
+    """Depth of a layer, from 0 for the first layer to 1 for the last.
 
     Raises:
         ValueError: If there is no such layer.

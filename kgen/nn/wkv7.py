@@ -15,7 +15,7 @@ _WKV7 = operator_of("wkv7")
 
 
 class Wkv7(nn.Module):
-    """RWKV-7: what stands between the projections and the gate of a time-mixing layer.
+    """RWKV-7: the part of a time-mixing layer between its projections and its gate.
 
     kk_t = (k_t k_k) / |k_t k_k|,  k'_t = k_t (1 + (a_t - 1) k_a)
     S_t = diag(d_t) S_{t-1} - (kk_t a_t) (kk_t S_{t-1})^T + k'_t v_t^T
@@ -23,16 +23,16 @@ class Wkv7(nn.Module):
     y_t = ln_x(r_t S_t) + (sum over the head's features of r_t k'_t r_k) v_t
 
     Parameters, named as in RWKV-LM: k_k, k_a [H K], r_k [H, K], and the group norm ln_x over
-    heads. The recurrence itself has none: w and a come from the model.
+    heads. The recurrence itself has no parameters: w and a come from the model.
 
     Args:
         num_heads: H.
-        head_size: K, features of a head of all inputs.
+        head_size: K, the features of a head of each input.
         layer, layers: Place of the layer in the model, from 0, and number of layers. They choose
             the initial values alone.
         device, dtype: The device and dtype of the parameters.
         eps: Added to the variance in the group norm. RWKV-LM has 64e-5 for every head size; FLA's
-            layer has 1e-5 K, which is the same for K = 64.
+            layer has 1e-5 K, which is the same value for K = 64.
 
     Initial values, with c over all C = H K channels: k_k = 0.71 - 0.1 (c / (C-1) - 0.5);
     k_a = 1.02; r_k = -0.04; ln_x.weight = ((layer + 1) / layers)^0.7; ln_x.bias = 0.
@@ -87,15 +87,15 @@ class Wkv7(nn.Module):
         return_state: bool = False,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Compute y [B, T, C], and the state after the last step if it is asked for.
+        """Compute y [B, T, C], and the state after the last step if `return_state` is set.
 
         Args:
             r, k, v: [B, T, C].
             w: [B, T, C]; the decay before its sigmoid.
-            a: [B, T, C]; how much of a key is replaced, from 0 to 1.
-            state: [B, H, K, K] in fp32, that an earlier call returned; None: the sequence begins.
+            a: [B, T, C]; the share of a key's value in the state that is replaced, from 0 to 1.
+            state: [B, H, K, K] in fp32, returned by an earlier call; None: the sequence begins.
             return_state: Whether to return the state as well.
-            cu_seqlens: [N + 1]; bounds of sequences packed into T; B is 1 then, and states are
+            cu_seqlens: [N + 1]; bounds of sequences packed into T. B is then 1, and states are
                 [N, H, K, K].
         """
         count = self.num_heads

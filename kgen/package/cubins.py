@@ -23,8 +23,8 @@ class KernelSource:
     """A CUDA source of the library.
 
     Attributes:
-        operator: Its operator.
-        stem: Its name in `kernels/`.
+        operator: Name of the operator.
+        stem: File name in `kernels/` without its ending.
         text: The source.
     """
 
@@ -34,11 +34,11 @@ class KernelSource:
 
 
 def check_arch(arch: str) -> int:
-    """Return ten times the compute capability of an architecture that can be compiled for.
+    """Return ten times the compute capability of an architecture, after checking that NVRTC has it.
 
     Raises:
         OptionError: If there is no such architecture.
-        ToolchainError: If this NVRTC does not support it, or is missing.
+        ToolchainError: If this NVRTC does not support the architecture, or NVRTC is missing.
     """
     match = re.fullmatch(r"sm_(\d{2,3})([af]?)", arch)
     if match is None or int(match[1]) < _SUFFIXES_FROM[match[2]]:
@@ -60,13 +60,13 @@ def compile_cubins(
     Args:
         kernels: The kernels to compile.
         arch: `sm_80`, `sm_90a`.
-        headers: By relative path; part of the cache key of a source.
+        headers: Headers by relative path; part of the cache key of a source.
         compiler: NVRTC, opened with these headers.
         skip_failures: Whether to leave out kernels that do not compile.
     Returns:
-        By stem.
+        Cubins by stem.
     Raises:
-        BuildError: If one does not compile for the architecture.
+        BuildError: If a kernel does not compile for the architecture.
         ToolchainError: If the compiler made code for another architecture.
     """
     wanted = check_arch(arch)

@@ -31,8 +31,9 @@ class ArchCubins:
         arch: `sm_80`, `sm_90a`.
         kept: The cubins of the library.
         compiled: The cubins compiled for the wheel.
-        families: Those of them that families give for a population.
-        failed: Such kernels that do not compile for the architecture; a call takes the next kernel.
+        families: Those of the compiled cubins that families give for a population.
+        failed: Kernels of families that do not compile for the architecture; a call then uses the
+            next kernel.
     """
 
     arch: str
@@ -48,10 +49,10 @@ class Packaged:
 
     Attributes:
         path: The wheel.
-        size_bytes: Its size.
-        version: Its version; ends in the first digits of the content hash.
-        content: SHA-256 of the list of all files of the library in it.
-        cubins: By architecture, in the requested order.
+        size_bytes: Size of the wheel.
+        version: Version of the wheel; it ends in the first digits of the content hash.
+        content: SHA-256 of the list of all files of the library in the wheel.
+        cubins: The cubins by architecture, in the requested order.
     """
 
     path: Path
@@ -72,11 +73,11 @@ def package(
     architectures are kept, because they were measured. Cubins of other architectures are left out.
 
     Args:
-        library: Folder that `kgen tune` wrote; holds `kgen_ops`.
+        library: Folder that `kgen tune` wrote, which holds `kgen_ops`.
         architectures: `sm_80`, `sm_90a`; empty: those that the library was tuned for.
         wheel_dir: Where the wheel is written; created if missing.
         on_start: Called with an architecture and the number of kernels to compile for it.
-        population: Problems whose kernels are compiled ahead where a family gives them.
+        population: Problems whose kernels are compiled for the wheel if a family gives them.
     Raises:
         CatalogueError, RecordError: If there is no library, or its files were changed.
         OptionError: If an architecture does not exist, or differs from the tuned one.
@@ -98,7 +99,7 @@ def package(
              if not name.endswith(".cubin")}
     counts = []
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
-        # The headers as read before; another process may emit meanwhile.
+        # A copy of the headers that were read before, because another process may emit meanwhile.
         write_all(Path(folder), headers)
         compiler = open_compiler("nvrtc", [folder])
         try:
@@ -136,7 +137,7 @@ def _check_wheel_dir(folder: Path) -> None:
     """Check before anything is compiled that the folder of the wheel can be written.
 
     Raises:
-        StorageError: If it cannot be made or written.
+        StorageError: If it cannot be created or written.
     """
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
@@ -147,7 +148,7 @@ def _check_wheel_dir(folder: Path) -> None:
 
 
 def _check_measured(contents: Contents, arch: str) -> None:
-    """Refuse another target for a tuned GPU, whose code would not be the measured one.
+    """Refuse another target for a tuned GPU: its code would not be the measured code.
 
     Raises:
         OptionError: If a GPU of this compute capability was tuned for another target.
@@ -165,7 +166,7 @@ def _check_measured(contents: Contents, arch: str) -> None:
 def _shipped(
     contents: Contents, arch: str
 ) -> tuple[dict[str, bytes], tuple[KernelSource, ...]]:
-    """The library's cubins of the kernels that an architecture may call, and those it lacks."""
+    """The library's cubins for an architecture, and the sources of kernels without a cubin."""
     kept: dict[str, bytes] = {}
     missing: list[KernelSource] = []
     for operator, stem in contents.kernels(check_arch(arch)):
@@ -184,6 +185,6 @@ def _shipped(
 def _named(
     kernels: Sequence[KernelSource], arch: str, images: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """Cubins by file; operators may share a stem, and each has its own file."""
+    """Cubins by file; operators may share a stem, but each operator has a file of its own."""
     return {f"{k.operator}/kernels/{k.stem}.{arch}.cubin": images[k.stem]
             for k in kernels if k.stem in images}

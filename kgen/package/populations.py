@@ -14,10 +14,10 @@ from kgen.package.cubins import KernelSource, check_arch
 def family_kernels(
     library: Path, problems: Sequence[PopulationProblem], arch: str
 ) -> tuple[KernelSource, ...]:
-    """Render what the library would render at the first calls of these problems.
+    """Render the kernels that the library would render at the first calls of these problems.
 
-    Which config a family gets depends on the GPU's facts, so each known GPU of the architecture is
-    asked for. Problems that a row or the safe kernel serves need nothing more.
+    The config that a family chooses depends on the GPU's facts, so the kernels are rendered for
+    each known GPU of the architecture. Problems that a row or the safe kernel serves add nothing.
 
     Args:
         library: Folder that holds `kgen_ops`.

@@ -33,7 +33,7 @@ class Project:
         readme: Markdown.
         requires_python: `>=3.11`.
         dependencies: Requirements, such as `torch>=2.6`.
-        licence: SPDX expression, `Apache-2.0`; empty where not all files have one licence.
+        licence: SPDX expression, `Apache-2.0`; empty if not all files have the same licence.
     """
 
     name: str
@@ -81,10 +81,10 @@ def wheel_bytes(
     """Return a wheel in wheel format 1.0.
 
     Args:
-        project: Its metadata.
+        project: Metadata of the wheel.
         files: Installed files by path.
         info: More files for the `.dist-info` folder, by name.
-        generator: Name and version of the program that writes it.
+        generator: Name and version of the program that writes the wheel.
         licences: Texts of licences, by the path of each in the library.
     """
     folder = f"{project.stem}.dist-info"

@@ -11,7 +11,7 @@ from kgen.report.tables import ReportRow
 from kgen.report.verdicts import Tally, spell_standing
 
 HOST = "host"
-_ROWS = 16  # of a pass; a screen has both passes of an operator
+_ROWS = 16  # rows shown of a pass; both passes of an operator fit on a screen
 _NAME = 36
 
 
@@ -19,9 +19,10 @@ def print_brief(report: Report, rows: Sequence[ReportRow], whole: bool = False) 
     """Return a screen of one operator on one GPU.
 
     Args:
-        report: For its environments.
-        rows: Its rows, or some of them, under their short names.
-        whole: Show every row. Else a pass of many rows shows those with the least lead.
+        report: The report, whose environments are shown.
+        rows: All rows of the report, or some of them, under their short names.
+        whole: Whether to show every row. Otherwise a pass with many rows shows the rows with the
+            least lead over the fastest peer.
     """
     devices = dict.fromkeys(
         f"{e.device}, {e.compiler} {e.compiler_version}, torch {e.torch}"
@@ -54,7 +55,7 @@ def _pass(report: Report, pass_name: str, all_rows: Sequence[ReportRow], whole: 
 
 
 def _line(row: ReportRow, width: int) -> str:
-    """One problem; a name that is too long has a line of its own."""
+    """The text of one problem; a name that is too long gets a line of its own."""
     entry = row.report
     share = f"{100 * entry.floor_share:.0f} %"
     facts = f"{format_us(row.kgen_us):>8}  {share:>8}  {spell_standing(row)}"

@@ -1,4 +1,4 @@
-"""Times on the kinds of inputs, as text, with the time that counts."""
+"""The times of a kernel on several kinds of inputs, as text that says which time counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kgen.model.units import format_us
 def by_inputs(timing: Timing) -> str:
     """For instance `480.1 us on random inputs, 1892 us on trained inputs (counts, the slower)`.
 
-    Empty if the kernel was timed on one kind of inputs.
+    The text is empty if the kernel was timed on one kind of inputs.
     """
     if not timing.others:
         return ""

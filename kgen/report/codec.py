@@ -1,9 +1,7 @@
 """Convert dataclasses to and from YAML. The dataclass is the schema; every deviation is an error.
 
-`encode` and `decode` are for reports; `encode_as` and `decode_as` for other documents of the same
-style.
-
-An error names file, line, key path, the found value and the expected one.
+`encode` and `decode` are for reports; `encode_as` and `decode_as` are for other documents of the
+same style. An error names file, line, key path, the found value and the expected value.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ def encode(report: Report) -> str:
 
 
 def encode_as(document: Any, header: str, schema: int) -> str:
-    """Return the YAML of a dataclass with a comment line above and its schema's version first."""
+    """Return the YAML of a dataclass, which begins with a comment line and the schema's version."""
     data = {"schema": schema, **_encoded(document)}
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
     return f"# {header}\n{text}"
@@ -63,7 +61,7 @@ def decode_as(kind: type[_T], text: str, where: str, schema: int, again: str) ->
         text: YAML.
         where: File name, for messages.
         schema: The version that this kgen reads.
-        again: For the message: how to make a document of this version.
+        again: How to make a document of this version, for the message.
     Raises:
         RecordError: If the text is no YAML or deviates from the dataclass.
     """
@@ -191,7 +189,7 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             try:
                 value = yaml.SafeLoader("").construct_object(node)
-            except (yaml.YAMLError, ValueError, OverflowError):  # a tag, a number without end
+            except (yaml.YAMLError, ValueError, OverflowError):  # a tag, an infinite number
                 raise self._wrong(" or ".join(_KINDS[k] for k in kinds), node, path) from None
             if type(value) in kinds:
                 return value

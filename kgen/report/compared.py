@@ -1,4 +1,4 @@
-"""Two reports of one operator and GPU: what became faster, slower, stale."""
+"""Compare two reports of one operator and GPU: which problems became faster, slower, stale."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _MEANING: Mapping[Change, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A problem in both reports, or in one.
+    """A problem that is in both reports, or in one of them.
 
     Attributes:
-        label: Its short name.
+        label: Short name of the problem.
         pass_name: `forward` or `backward`.
-        change: The change of its time.
-        old: Its entry in the old report.
-        new: Its entry in the new report.
+        change: The change of the problem's time.
+        old: The problem's entry in the old report.
+        new: The problem's entry in the new report.
     """
 
     label: str
@@ -80,7 +80,7 @@ def is_comparable(old: Report, new: Report) -> bool:
 
 
 def print_pairs(old: Report, new: Report, pairs: Sequence[Pair]) -> str:
-    """Return the comparison as text: what differs between the machines, then each change."""
+    """Return the comparison as text: differences between the machines, then each change."""
     lines = [f"{new.operator} on {new.gpu}, against an older report"]
     lines += [f"  {line}" for line in differing_environments(old, new)]
     for change, meaning in _MEANING.items():

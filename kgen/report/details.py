@@ -13,19 +13,19 @@ from kgen.report.searches import Search
 from kgen.report.tables import ReportRow
 from kgen.report.verdicts import is_tie, runner_up_is_tie
 
-_RULES = 6  # shown of those that ruled configs out, the largest
+_RULES = 6  # rules shown: those that refused the most configs
 
 
 def print_problem(
     row: ReportRow, search: Search, environment: Environment | None, options: str = ""
 ) -> str:
-    """Return a problem with its final, its search, its refusals and how to repeat it.
+    """Return a problem with its final, its search, its refusals and the commands that repeat it.
 
     Args:
         row: The problem.
-        search: Its trials; may be empty.
-        environment: Where it was measured; None if the report does not say.
-        options: Further options of the commands that repeat it, as in ` --out DIR`.
+        search: Trials of the problem; may be empty.
+        environment: Where the problem was measured; None if the report does not say.
+        options: Further options of the commands that repeat the problem, such as ` --out DIR`.
     """
     entry = row.report
     lines = [f"{row.operator} {entry.pass_name} {row.label} on {row.gpu}", f"  {entry.problem}", ""]
@@ -101,7 +101,7 @@ def _search(entry: ProblemReport, search: Search) -> list[str]:
 
 
 def evidence_lines(entry: ProblemReport) -> list[str]:
-    """Why the winner is believed."""
+    """The evidence that the winner is correct, as lines of text."""
     proof = entry.evidence
     if proof is None:
         return ["none recorded: the report is older than the field"]

@@ -1,7 +1,7 @@
-"""The reference of the device library, written from the comments of its headers.
+"""The reference of the device library, generated from the comments in its headers.
 
-No C++ parser is needed because the headers have one form: a public declaration begins in column 0
-of namespace kgen (a public member after four spaces), directly after its comment.
+No C++ parser is needed because all headers have one form: a public declaration in namespace kgen
+begins in column 0 (a public member after four spaces), directly after its comment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kgen.errors import CatalogueError
 
-# Lower folders first; the host layer is the implementation of the other folders on the CPU.
+# Lower layers first. The host layer, which implements these folders on the CPU, is not listed.
 FOLDERS = (
     "primitives", "rows", "recurrent", "chunked", "linear_attention", "wkv", "wkv4", "wkv7", "wkv6",
     "fft", "toeplitz",
@@ -33,7 +33,7 @@ _START = re.compile(
     r"|struct \w|class \w|enum class|using \w+ =)"
 )
 _TYPE = re.compile(r"^(?:template <[^;{]*> ?)?(?:struct|class) ", re.DOTALL)
-# Not shown: forward declarations, and specialisations of a template that is shown.
+# Declarations that the page omits: forward declarations, and specialisations of a template.
 _SPECIAL = re.compile(
     r"^(?:template <[^;{]*> ?)?(?:struct|class) \w+(?:;$|<)|^[^=(]*constexpr \w+ \w+<", re.DOTALL
 )
@@ -44,8 +44,8 @@ class Declaration:
     """A public declaration.
 
     Attributes:
-        text: Its C++ text without a body; overloads that share a comment follow each other.
-        comment: The comment before it; empty if there is none.
+        text: C++ text without a body; overloads that share a comment follow each other.
+        comment: The comment before the declaration; empty if there is none.
         members: Public members that have a comment.
     """
 
@@ -100,7 +100,7 @@ def declarations(lines: Sequence[str], indent: str = "") -> list[Declaration]:
     """Return the public declarations that begin at `indent`, in the order of the text."""
     found: list[Declaration] = []
     comment: list[str] = []
-    hidden = ""  # the line that ends what is left out
+    hidden = ""  # the line that ends the part that is left out
     i = 0
     while i < len(lines):
         line = lines[i]
@@ -125,7 +125,7 @@ def declarations(lines: Sequence[str], indent: str = "") -> list[Declaration]:
 
 
 def _end_of(lines: Sequence[str], start: int) -> int:
-    """The last line of the declaration that begins at `start`, its body included."""
+    """The last line of the declaration that begins at `start`, including its body."""
     depth = 0
     for i in range(start, len(lines)):
         code = re.sub(r'"[^"]*"|//.*', "", lines[i])
@@ -164,7 +164,7 @@ def _public(block: Sequence[str]) -> list[str]:
 
 
 def _signature(text: str) -> str:
-    """A declaration without body, initialisers and attributes of ours."""
+    """A declaration without its body, its initialisers and kgen's own attributes."""
     text = re.sub(r"\s*//[^\n]*", "", text)
     text = text.replace("KGEN_DEVICE ", "").replace("[[maybe_unused]] ", "")
     if text.startswith("enum class"):
@@ -179,7 +179,7 @@ def _signature(text: str) -> str:
 
 
 def _kind(text: str) -> str:
-    """The common kind of declarations that share a comment: the name of overloads, or `using`."""
+    """The kind by which declarations share a comment: the name of overloads, or `using`."""
     if "using " in text:
         return "using"
     found = re.search(r"(operator\S*|\w+)\(", text)

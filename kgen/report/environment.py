@@ -19,7 +19,7 @@ def environment_of(
     """Describe where measurements were made.
 
     Args:
-        facts: From the worker's probe.
+        facts: Facts from the worker's probe.
         compiler: Back end that built the kernels.
         copy_gbps: Measured copy bandwidth.
         clocks: Clock state after the last measurement; empty if it cannot be read.
@@ -45,7 +45,7 @@ def _number(facts: Mapping[str, str], name: str) -> float | None:
 
 
 def _commit() -> str:
-    """KGEN_COMMIT, else the checkout's commit with a mark if it was changed; empty outside one."""
+    """KGEN_COMMIT, else the checkout's commit, `-dirty` if files were changed; else empty."""
     if named := os.environ.get("KGEN_COMMIT"):
         return named
     root = Path(__file__).resolve().parents[2]

@@ -1,7 +1,7 @@
 """Searches in the formats of other tuners: T4 results and Kernel Tuner's cache files.
 
-Both name one list of parameters for all configs of a search. So the variant is a parameter, and a
-parameter that a variant lacks has the value `-`.
+Both formats have one list of parameters for all configs of a search. The variant is therefore a
+parameter, and a parameter that a variant lacks has the value `-`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INVALIDITY: Mapping[Fate, str] = {
     Fate.TIMED_OUT: "timeout",
     Fate.CRASHED: "runtime",
 }
-# Fate -> what Kernel Tuner writes where a time would be.
+# Fate -> the text that Kernel Tuner writes in place of a time.
 _ERRORS: Mapping[Fate, str] = {
     Fate.VERIFIED: "RuntimeFailedConfig",  # verified, but never timed
     Fate.REJECTED: "InvalidConfig",
@@ -44,10 +44,10 @@ _ERRORS: Mapping[Fate, str] = {
 
 
 def write_exchange(folder: Path, row: ReportRow, search: Search, device: str) -> list[Path]:
-    """Write a search as `NAME.t4.json` and `NAME.cache.json`; returns the files.
+    """Write a search as `NAME.t4.json` and `NAME.cache.json`; return the files.
 
     Raises:
-        StorageError: If one cannot be written.
+        StorageError: If a file cannot be written.
     """
     words = f"{row.operator} {row.report.pass_name} {row.label} {row.gpu}"
     stem = re.sub(r"[^\w.+-]+", "_", words)
@@ -90,7 +90,7 @@ def kernel_tuner_cache(row: ReportRow, search: Search, device: str) -> dict[str,
 
     Args:
         row: The problem.
-        search: Its trials; of a config that was tried twice the last counts.
+        search: Trials of the problem; if a config was tried twice, its last trial counts.
         device: Name of the device.
     """
     parameters = _parameters(search)
@@ -124,7 +124,7 @@ def kernel_tuner_cache(row: ReportRow, search: Search, device: str) -> dict[str,
 
 
 def _parameters(search: Search) -> dict[str, list[Value]]:
-    """The values of each parameter in the order of their first use, `-` among them."""
+    """The values of each parameter, `-` included, in the order of their first use."""
     names: dict[str, None] = {}
     for record in search.trials:
         names.update(dict.fromkeys(name for name, _ in record.config.values))
@@ -142,7 +142,7 @@ def _values(record: Record, parameters: Mapping[str, object]) -> dict[str, Value
 
 
 def _runtimes(record: Record) -> list[float]:
-    """Quartiles and median in milliseconds: the journal keeps no samples."""
+    """Quartiles and median in milliseconds, because the journal keeps no samples."""
     timing = record.timing
     if timing is None:
         return []

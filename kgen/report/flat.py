@@ -19,9 +19,9 @@ from kgen.report.verdicts import runner_up_is_tie, standing
 def flat_row(row: ReportRow, search: Search) -> dict[str, Any]:
     """One problem as plain data. Times are microseconds.
 
-    `median_us` is of the final, in which winner and peers took turns, on the inputs where the
-    winner was slower: `inputs`; `random_us` and `trained_us` are both times. `search_best_us` is of
-    the single measurement that was the least of the search.
+    `median_us` is the time in the final, in which winner and peers took turns, on the kind of
+    inputs where the winner was slower. `inputs` names that kind; `random_us` and `trained_us` are
+    the times on both kinds. `search_best_us` is the least of the single measurements of the search.
     """
     entry, fastest = row.report, row.fastest
     timing, second, best = entry.chosen.timing, entry.runner_up, search.best
@@ -74,7 +74,7 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def to_json(
     rows: Sequence[Mapping[str, Any]], environments: Mapping[str, Environment]
 ) -> str:
-    """Rows of `flat_row` with the environments that they name."""
+    """Rows of `flat_row`, and the environments that they name."""
     data = {
         "rows": list(rows),
         "environments": {key: asdict(environment) for key, environment in environments.items()},

@@ -1,4 +1,4 @@
-"""Searches that other tuners wrote: T4 results and Kernel Tuner's cache files."""
+"""Read searches that other tuners wrote: T4 results and Kernel Tuner's cache files."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ _US_PER_MS = 1e3
 
 
 def read_search(path: Path) -> StudyOf:
-    """Read a file of T4 results, or a Kernel Tuner cache (one that is still open, too).
+    """Read a file of T4 results or a Kernel Tuner cache, even if Kernel Tuner still writes it.
 
     Raises:
-        RecordError: If it is neither, an entry lacks what its format demands, or there is none.
+        RecordError: If the file is neither, an entry lacks what its format demands, or there is no
+            entry.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -60,7 +61,7 @@ def read_search(path: Path) -> StudyOf:
 
 
 def _parsed(text: str) -> Any:
-    """JSON; of a cache that Kernel Tuner has not closed, what is there so far."""
+    """Parse JSON; of a cache that Kernel Tuner has not closed, parse the entries so far."""
     try:
         return json.loads(text)
     except ValueError:

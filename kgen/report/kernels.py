@@ -1,4 +1,4 @@
-"""What a report says of the kernels of a config."""
+"""The entries of a report about the kernels of a config."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def kernel_reports(
     """Return an entry for each launch of a plan, in order.
 
     Args:
-        plan: Of the config.
-        resources: By kernel, as the compiler reported them.
-        occupancy: Of a launch with the resources of its kernel, 0..1; None: unknown.
+        plan: Plan of the config.
+        resources: The compiler's resource report, by kernel.
+        occupancy: Returns the occupancy of a launch with the resources of its kernel, 0 to 1, or
+            None if it is unknown.
     """
     kernels = []
     for launch in plan.launches:

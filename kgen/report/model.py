@@ -16,13 +16,13 @@ class Environment:
     """The machine and the versions of a measurement.
 
     Attributes:
-        device: Name the driver reports; the CPU's for the host.
+        device: Name that the driver reports; for the host the name of the CPU.
         driver: Version of the GPU driver; empty for the host.
         compiler: `nvrtc`, `nvcc`, `host`.
-        compiler_version: Its version.
-        torch: Version.
-        python: Version.
-        kgen: Version.
+        compiler_version: Version of the compiler.
+        torch: Version of torch.
+        python: Version of Python.
+        kgen: Version of kgen.
         commit: Git commit of kgen; empty outside a checkout.
         copy_gbps: Measured bandwidth of a device-to-device copy (read plus write), 1e9 bytes/s.
         sm_clock_mhz: SM clock during the measurements; None if unknown.
@@ -54,7 +54,7 @@ class RuleCount:
 
 @dataclass(frozen=True, slots=True)
 class SpaceSummary:
-    """The search space of one problem: all configs, feasible configs, and refusals by rule."""
+    """The search space of one problem: numbers of all and feasible configs, refusals by rule."""
 
     size: int
     feasible: int
@@ -66,9 +66,9 @@ class Trials:
     """The trials of one problem.
 
     Attributes:
-        count: All trials, those of earlier runs included.
-        fates: Trials by fate.
-        reasons: Trials that were not verified, by the first line of the reason.
+        count: Number of trials, including those of earlier runs.
+        fates: Number of trials by fate.
+        reasons: Number of trials that were not verified, by the first line of the reason.
         search_seconds: Wall-clock time of the search.
         compile_seconds: Compiler time, summed over parallel compilations.
     """
@@ -86,12 +86,12 @@ class KernelReport:
 
     Attributes:
         name: Kernel name.
-        threads: Per block.
-        registers: Per thread; None on the host.
-        spill_bytes: Spilled, bytes per thread.
+        threads: Threads per block.
+        registers: Registers per thread; None on the host.
+        spill_bytes: Stores plus loads of spilled registers, bytes per thread.
         smem_static_bytes: Static shared memory of a block.
         smem_dynamic_bytes: Dynamic shared memory of a block.
-        occupancy: Resident threads over the SM's most, 0 to 1; None if unknown.
+        occupancy: Resident threads over the SM's maximum, 0 to 1; None if unknown.
     """
 
     name: str
@@ -108,8 +108,8 @@ class Chosen:
     """The winner of a problem.
 
     Attributes:
-        record: Identity of its record.
-        source: Digest of the measured text; a row of a library may have a later text.
+        record: Identity of the winner's record.
+        source: Digest of the measured source; a row of a library may have a later source.
         remarks: Performance remarks of the compiler.
         code: Digest of the measured machine code, which identifies the row; empty in reports older
             than the field.
@@ -155,8 +155,8 @@ class HostProof:
 
     Attributes:
         compiler: `host` or `host-asan` (AddressSanitizer), with its version.
-        orders: Seeds of the orders in which the threads of a block ran, one launch each on every
-            input set; 0: by rank.
+        orders: Seeds of the orders in which the threads of a block ran; 0 is the order by rank.
+            Every input set had one launch for each seed.
         inputs: Input sets, each `label @ seed`.
     """
 
@@ -173,9 +173,10 @@ class Proof:
         seed: Seed of all inputs except the fresh ones.
         inputs: Input sets tried on the device, each `label @ seed`.
         skipped: Input sets that the variant's guards do not admit.
-        launches: On the values of each of them; what outputs and workspaces hold before differs.
-        same_bits: Whether all launches on the same inputs gave the same bits (else each was within
-            the bound, by the variant's declaration).
+        launches: Number of launches on each input set; the initial content of outputs and
+            workspaces differs between them.
+        same_bits: Whether all launches on the same inputs gave the same bits. If not, the variant
+            is declared nondeterministic, and each result was within the bound.
         host: Runs of the same source on the CPU.
         host_missing: Why host runs are missing.
     """
@@ -202,9 +203,9 @@ class ProblemReport:
         chosen: The winner.
         floor_us: Least possible time: bytes over measured copy bandwidth, or flops over peak.
         floor_share: floor_us over the winner's median.
-        peers: Others, in the same run.
+        peers: Competitors timed in the same run.
         accuracy: Error of each output against float64; bound = 2 loss + the dtype's floor.
-        runner_up: The second; None if no other config was verified.
+        runner_up: The second of the finalists; None if no other config was verified.
         evidence: The proof of the winner; None in reports older than the field.
         l2: The requested state of L2, `cold` or `warm`; the protocol's line has the actual state.
         slowed: Why the clocks were reduced while the finalists were timed; empty if they were not.
@@ -233,8 +234,8 @@ class Report:
     Attributes:
         operator: Operator name.
         gpu: Profile name.
-        environments: By a short identity, the records' `environment`.
-        problems: In the order of pass and problem.
+        environments: Environments by the short identity that records have as `environment`.
+        problems: Entries in the order of pass and problem.
     """
 
     operator: str

@@ -1,4 +1,4 @@
-"""Rows of a report under their short names, and which of them a person selected."""
+"""Rows of a report under their short names, and the selection of rows by texts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def named_rows(report: Report, signature: Signature | None) -> list[ReportRow]:
 
     Args:
         report: The report.
-        signature: The signature of its operator; None if the operator is not known here. The
-            labels are then those of `rows_of`, as they are for a problem of an older signature.
+        signature: The signature of the report's operator; None if the operator is not known here.
+            The labels are then those of `rows_of`. The same holds for a problem of an older
+            signature.
     """
     rows = rows_of(report)
     if signature is None:
@@ -37,15 +38,15 @@ def _named(row: ReportRow, signature: Signature) -> ReportRow:
 def select(
     rows: Sequence[ReportRow], pass_name: str | None, texts: Sequence[str]
 ) -> list[ReportRow]:
-    """Return the rows of a pass that one of the texts names.
+    """Return the rows of a pass that at least one of the texts names.
 
     Args:
         rows: The rows of any reports.
         pass_name: `forward` or `backward`; None for both.
-        texts: Each a full key, a short name, some words of either (`bf16 +state`), or the
-            identity of a winner's record. None: all.
+        texts: Each text is a full key, a short name, some words of either (`bf16 +state`), or the
+            identity of a winner's record. Without texts all rows are selected.
     Raises:
-        CatalogueError: If there are rows, and none is selected.
+        CatalogueError: If there are rows, and none of them is selected.
     """
     found = [
         row for row in rows

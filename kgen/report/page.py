@@ -1,7 +1,7 @@
 """`kgen report --html`: one file that needs no network.
 
-Tables of results are plain HTML. Figures and the details of a problem are drawn by the page's own
-script from data that lie in the file, compressed.
+Tables of results are plain HTML. The page's own script draws the figures and the details of a
+problem from compressed data in the file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _web(name: str) -> str:
 
 
 def _packed(data: Any) -> str:
-    """JSON, compressed, in letters; the same data give the same text."""
+    """Data as JSON, compressed and encoded as text; equal data give equal text."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 

@@ -27,7 +27,7 @@ from kgen.report.searches import Search, search_of
 from kgen.report.tables import ReportRow
 from kgen.report.verdicts import Tally, runner_up_is_tie, standing
 
-_MESSAGES = 12  # distinct reasons of refused trials that a problem shows, the most frequent
+_MESSAGES = 12  # most frequent reasons of refused trials that are shown of a problem
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Shown:
 
     Attributes:
         report: The report.
-        rows: Its rows, or some of them, under their short names.
+        rows: All rows of the report, or some of them, under their short names.
         searches: Trials by pass and problem.
-        operator: Its declaration, for the roofline; None if kgen does not know the operator.
+        operator: The operator's declaration, for the roofline; None if kgen does not know it.
         folder: The folder of the operator in the library, with tables and kernels.
         old: An older report to compare with.
-        pairs: The comparison with it.
-        options: Further options of the commands that repeat a row, as in ` --out DIR`.
+        pairs: The comparison with the older report.
+        options: Further options of the commands that repeat a row, such as ` --out DIR`.
     """
 
     report: Report
@@ -67,7 +67,7 @@ class PageData:
 
 
 def page_data(shown: Sequence[Shown], maps: Sequence[PopulationMap] = ()) -> PageData:
-    """Collect what the page shows: reports, and what the library does on populations."""
+    """Collect the content of the page: reports, and the maps of populations."""
     sources: dict[str, str] = {}
     rules: dict[tuple[str, str, str], int] = {}
     operators = []
@@ -92,7 +92,7 @@ def page_data(shown: Sequence[Shown], maps: Sequence[PopulationMap] = ()) -> Pag
 
 
 def _kernels_of(folder: Path, gpu: str) -> dict[str, str]:
-    """Kernel digest by winner's record, from the library's table."""
+    """Digest of the kernel, by the identity of the winner's record, from the library's table."""
     path = folder / "tables" / f"{gpu}.yaml"
     if not path.is_file():
         return {}
@@ -187,15 +187,17 @@ def _row(
 
 
 def _timing(timing: Timing) -> dict[str, Any]:
-    """The time that counts among several kinds of inputs; `inputs` has the text of all."""
+    """The time that counts; if there are several kinds of inputs, `inputs` lists all times."""
     found = {"us": timing.median_us, "low": timing.low_us, "high": timing.high_us}
     times = by_inputs(timing)
     return {**found, "inputs": times} if times else found
 
 
 def _runner_up_interval(search: Search, record: str, median: float) -> dict[str, float]:
-    """The relative quartiles of the runner-up's trial, about its median of the final: reports keep
-    no quartiles of it."""
+    """Quartiles of the runner-up, because reports keep only its median in the final.
+
+    They are the quartiles of its trial, scaled so that the trial's median is the final's median.
+    """
     own = next((r.timing for r in search.timed if r.id == record), None)
     if own is None or own.median_us <= 0:
         return {}
@@ -204,7 +206,7 @@ def _runner_up_interval(search: Search, record: str, median: float) -> dict[str,
 
 
 def _search(search: Search) -> dict[str, Any]:
-    """Trials by columns: seconds since the first, time, fate, variant, values."""
+    """Trials as columns: seconds since the first trial, time, fate, variant, values."""
     variants = list(dict.fromkeys(t.config.variant for t in search.trials))
     params: dict[str, dict[str, None]] = {name: {} for name in variants}
     for trial in search.trials:
@@ -231,7 +233,7 @@ def _when(record: Record) -> datetime | None:
 
 
 def _messages(search: Search) -> list[dict[str, Any]]:
-    """Whole reasons of refused trials with the first config of each."""
+    """Full reasons of refused trials, each with the first config that it refused."""
     found: dict[str, list[Record]] = {}
     for trial in search.trials:
         if trial.reason:

@@ -11,7 +11,7 @@ from kgen.model.units import format_us
 from kgen.report.model import Report
 from kgen.report.tables import ReportRow, rows_of
 
-# Sizes in pixels, and the most letters of a label; the tooltip has the whole label.
+# Sizes in pixels, and the largest number of letters of a label; the tooltip has the whole label.
 _COLUMN = 556
 _LABEL = 284
 _LABEL_LETTERS = 44
@@ -20,7 +20,7 @@ _ROW = 16
 _GROUP = 26
 _TOP = 58
 _LEGEND = 250
-_LEGEND_ROW = 20  # of a picture of one column, which has no place for it beside the title
+_LEGEND_ROW = 20  # for the legend of a single column, which does not fit beside the title
 _BOTTOM = 34
 _MARGIN = 14
 
@@ -50,14 +50,16 @@ _STYLE = """\
 
 
 def draw_svg(reports: Sequence[Report], with_unpaired: bool = False) -> str:
-    """Return a picture of all problems that were timed beside a peer; equal reports, equal bytes.
+    """Return a picture of all problems that were timed beside a peer.
+
+    Equal reports give equal bytes.
 
     Each problem is a line with a tick (floor), a disc (kgen) and a ring (fastest peer) over a
     logarithmic axis of microseconds. Each pass has a column, each operator a group of lines.
 
     Args:
         reports: The reports of any operators and GPUs.
-        with_unpaired: Whether to draw also problems that were timed beside no peer.
+        with_unpaired: Whether to draw also the problems that were timed without a peer.
     """
     rows = [row for report in reports for row in rows_of(report)
             if with_unpaired or row.fastest is not None]
@@ -88,7 +90,7 @@ def draw_svg(reports: Sequence[Report], with_unpaired: bool = False) -> str:
 
 
 def _range(rows: Sequence[ReportRow]) -> tuple[int, float]:
-    """Least and largest log10 of the axis; floors that are shorter lie on its left edge."""
+    """Least and largest log10 of the axis; floors below the least are drawn at the left edge."""
     times = [row.kgen_us for row in rows]
     times += [row.fastest.timing.median_us for row in rows if row.fastest is not None]
     times = times or [1.0, 10.0]
@@ -146,7 +148,7 @@ def _draw_row(left: int, y: float, row: ReportRow, place: _Place) -> list[str]:
              f"kgen {format_us(row.kgen_us)} us, "
              + (f"{fastest.name} {format_us(fastest.timing.median_us)} us, " if fastest else "")
              + f"floor {format_us(row.report.floor_us)} us")
-    # The line leads from kgen to the peer, or without one to the floor.
+    # The line leads from kgen to the peer, or to the floor if there is no peer.
     theirs = place(fastest.timing.median_us) if fastest else floor
     parts = [
         f"<g><title>{escape(title)}</title>",

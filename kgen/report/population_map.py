@@ -1,6 +1,6 @@
 """The map of a population in the HTML report: step and ratio of each problem.
 
-`kgen coverage` measures it; its package is above this one, and fills these.
+`kgen.coverage`, which imports this package, measures the map and fills these dataclasses.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class MappedProblem:
     Attributes:
         pass_name: `forward` or `backward`.
         name: Short name of the problem.
-        step: Dispatch step that serves it.
-        config: The config that serves it; empty if there is none.
-        us: Median time of the kernel, microseconds; None if it was not timed.
+        step: Dispatch step that serves the problem.
+        config: The config that serves the problem; empty if there is none.
+        us: Median time of the kernel, microseconds; None if the kernel was not timed.
         floor: Least possible time, microseconds.
-        peer: The fastest peer; empty if none was timed.
-        peer_us: Its median time in the same run.
-        ratio: Its time over the kernel's.
-        loss: Time of the kernel over that of the best config of a search, minus 1.
+        peer: The fastest peer; empty if no peer was timed.
+        peer_us: Median time of the peer in the same run.
+        ratio: Time of the peer over the time of the kernel.
+        loss: Time of the kernel over the time of the best config of a search, minus 1.
         failed: Why there is no time.
     """
 
@@ -43,13 +43,13 @@ class MappedProblem:
 
 @dataclass(frozen=True)
 class PopulationMap:
-    """One operator on one GPU.
+    """The map of one operator on one GPU.
 
     Attributes:
         operator: Operator name.
         gpu: Profile name.
         populations: Names of the populations.
-        problems: In their order.
+        problems: Cells in the order of the populations.
         summary: The table of `kgen coverage`, as text.
     """
 
@@ -61,7 +61,7 @@ class PopulationMap:
 
 
 def map_data(shown: PopulationMap) -> dict[str, Any]:
-    """A map as plain data; cells have the place that their short names give them."""
+    """A map as plain data; the short name of a problem gives the row and column of its cell."""
     return {
         "op": shown.operator,
         "gpu": shown.gpu,
@@ -75,7 +75,7 @@ def map_data(shown: PopulationMap) -> dict[str, Any]:
 
 
 def shape_and_kind(label: str) -> dict[str, str]:
-    """A short name as shape and dtypes with the rest: rows and columns of a map."""
+    """Split a short name into shape (row of a map) and the rest, such as dtypes (column)."""
     words = label.split()
     first = next((i for i, w in enumerate(words) if not w[-1:].isdigit() or w[:1].islower()),
                  len(words))

@@ -1,7 +1,7 @@
 """Predicted rows of an operator on a GPU, `reports/predicted/<gpu>.yaml`; docs/report-format.md.
 
-A prediction is no measurement, so it has a file and types of its own: nothing that reads the
-measured reports can take one for a time that was seen.
+A prediction is no measurement. It has a file and types of its own, so that no reader of measured
+reports can take a predicted time for a measured one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ FOLDER = "predicted"
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """The model of a pass. `kgen predict --judge` says how good its choices have been.
+    """The model of a pass. `kgen predict --judge` says how good the model's choices are.
 
     Attributes:
         name: `mixed`, `trees`, ...
         gpus: The GPUs whose measured times the model was fitted to.
-        problems: How many searched problems those times are of.
+        problems: Number of searched problems with these times.
     """
 
     name: str
@@ -42,20 +42,20 @@ class Prediction:
         pass_name: `forward` or `backward`; YAML names it `pass`.
         problem: The problem.
         variant: The variant of the config.
-        config: Its parameters.
-        record: Identity of its record.
-        source: Digest of the text.
+        config: Parameters of the variant.
+        record: Identity of the config's record.
+        source: Digest of the rendered source.
         code: Digest of the machine code.
-        compiler: The compiler that made it, with its version.
-        predicted_us: The model's estimate. No clock ever saw it.
-        floor_us: By bytes and operations, and the rates of the profile.
-        feasible: Configs that the rules allow.
-        compiled: Configs that were compiled.
-        refused: Compiled configs that may not run, or that their host runs found wrong: label, and
-            the first line of the reason.
-        kernels: The kernels; occupancy is computed, not asked of a driver.
+        compiler: The compiler that made the code, with its version.
+        predicted_us: The model's estimate, which was never measured.
+        floor_us: Least possible time, from bytes, operations, and the rates of the profile.
+        feasible: Number of configs that the rules allow.
+        compiled: Number of configs that were compiled.
+        refused: Compiled configs that may not run, or that are wrong in a host run: label, and the
+            first line of the reason.
+        kernels: The kernels; their occupancy is computed, not read from a driver.
         host: Runs on the CPU.
-        model: The model that chose it.
+        model: The model that chose the config.
     """
 
     pass_name: str
@@ -97,10 +97,10 @@ def predictions_path(reports: Path, gpu: str) -> Path:
 
 
 def load_predictions(path: Path) -> Predictions:
-    """Read the predictions of a file that are not measured yet.
+    """Read the predictions of a file for problems that are not measured yet.
 
-    A measured tune does not touch the file: its report, two folders above, says which problems are
-    measured.
+    A tune that measures does not change this file. Its report, two folders above, says which
+    problems are measured.
 
     Raises:
         RecordError: If the file cannot be read or deviates from the schema.
@@ -120,10 +120,10 @@ def measured_problems(report: Path) -> frozenset[tuple[str, str]]:
 
 
 def update_predictions(path: Path, found: Predictions) -> Predictions:
-    """Merge predictions into a file, a later one over an earlier one of its problem; return all.
+    """Merge predictions into a file, each replacing an earlier one of its problem; return all.
 
     Raises:
-        RecordError: As `load_predictions`.
+        RecordError: As for `load_predictions`.
         StorageError: If the file cannot be written.
     """
     known = load_predictions(path).problems if path.exists() else ()

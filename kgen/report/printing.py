@@ -51,7 +51,7 @@ def _table(problems: Sequence[ProblemReport]) -> list[str]:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Two columns of text flush left, then numbers flush right."""
+    """A line of a table: two columns of text flush left, then numbers flush right."""
     padded = [cell.ljust(width) if index < 2 else cell.rjust(width)
               for index, (cell, width) in enumerate(zip(cells, widths, strict=True))]
     return "  " + "  ".join(padded).rstrip()
@@ -101,7 +101,7 @@ def _details(p: ProblemReport) -> list[str]:
 
 
 def _by_inputs(p: ProblemReport) -> list[tuple[str, str]]:
-    """Contenders that were timed on several inputs, with these times."""
+    """Contenders that were timed on several kinds of inputs, with these times as text."""
     timings = [("kgen", p.chosen.timing), *((peer.name, peer.timing) for peer in p.peers)]
     return [(name, times) for name, timing in timings if (times := by_inputs(timing))]
 

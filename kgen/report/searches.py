@@ -16,7 +16,7 @@ class Search:
     """The trials of one problem of one pass, oldest first.
 
     Attributes:
-        trials: The trials of the search alone: certificates repeat a trial with its time.
+        trials: The trials of the search, without certificates, which repeat a trial and its time.
     """
 
     trials: tuple[Record, ...]
@@ -28,7 +28,7 @@ class Search:
 
     @property
     def best(self) -> Record | None:
-        """The trial with the least median. Its time is one of a single short measurement."""
+        """The trial with the least median. Its time is from a single short measurement."""
         return min(self.timed, key=_median, default=None)
 
 

@@ -16,7 +16,8 @@ def load_report(path: str | Path) -> Report:
     """Read and check a report.
 
     Raises:
-        RecordError: If there is no such file or it deviates from the schema; names line and key.
+        RecordError: If there is no such file, or it deviates from the schema; the text names line
+            and key.
     """
     return decode(read_document(path, "no such report; kgen tune writes it"), str(path))
 
@@ -26,7 +27,7 @@ def read_document(path: str | Path, missing: str) -> str:
 
     Args:
         path: The path of the document.
-        missing: What to say if there is no such file.
+        missing: The message if there is no such file.
     Raises:
         RecordError: If there is no such file or it cannot be read.
     """
@@ -48,9 +49,10 @@ def write_report(path: str | Path, report: Report) -> None:
 
 
 def write_whole(path: str | Path, text: str) -> None:
-    """Write a file atomically: a reader sees the old content or the new one.
+    """Write a file atomically: a reader sees either the old or the new content.
 
-    A link stays a link, and what is no file (`/dev/stdout`, a pipe) is written into.
+    A symbolic link stays a link. A path that is no regular file (`/dev/stdout`, a pipe) is written
+    to directly.
 
     Raises:
         StorageError: If it cannot be written.
@@ -77,7 +79,7 @@ def write_whole(path: str | Path, text: str) -> None:
 
 
 def update_report(path: str | Path, report: Report) -> Report:
-    """Merge a report into the file and return what the file now holds.
+    """Merge a report into the file and return the merged report.
 
     The file is locked, so two tunes of one operator and GPU may end at the same time.
 
@@ -103,7 +105,7 @@ def update_report(path: str | Path, report: Report) -> Report:
 
 
 def merge_reports(old: Report, new: Report) -> Report:
-    """Return all problems of both reports; of a problem in both, the new entry.
+    """Return all problems of both reports; a problem in both has its new entry.
 
     Raises:
         RecordError: If they are of different operators or GPUs.
@@ -124,7 +126,7 @@ def merge_reports(old: Report, new: Report) -> Report:
 
 
 def _order(key: tuple[str, str]) -> tuple[bool, str, list[tuple[str, int, str]]]:
-    """Forward first; then problems with extents in the order of numbers."""
+    """Sort key: forward before backward, then problems, with extents ordered as numbers."""
     pass_name, problem = key
     parts = [part.partition("=")[::2] for part in problem.split(",")]
     return (

@@ -1,8 +1,8 @@
 """Searches as Optuna studies, which `optuna-dashboard FILE` opens.
 
-A study per search. The variant is one parameter, and a parameter of one name in several variants is
-one parameter, as it is for kgen's own surrogate model. Numbers are ordered: importances and
-contours show 1, 2, 4, 8, 16 in this order.
+Each search is a study. The variant is a parameter, and parameters of the same name in several
+variants are one parameter, as in kgen's own surrogate model. Numeric choices are ordered, so that
+importances and contours show 1, 2, 4, 8, 16 in this order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 VARIANT = "variant"
 _SQLITE = (".db", ".sqlite", ".sqlite3")
 _PAUSE_S = 60.0  # a longer gap between two trials is the time between two tunes
-_LOG_FROM = 4  # positive numbers whose largest is this many times the least are shown on a log axis
+_LOG_FROM = 4  # least ratio of the largest to the least positive number for a log axis
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class StudyOf:
 
     Attributes:
         name: The name of the study.
-        facts: Its user attributes.
-        search: Its trials.
+        facts: User attributes of the study.
+        search: Trials of the study.
     """
 
     name: str
@@ -62,18 +62,18 @@ class StudyOf:
 
 
 def write_studies(path: Path, studies: Sequence[StudyOf]) -> int:
-    """Write a study per search; returns the number of trials.
+    """Write a study per search; return the number of trials.
 
     Args:
         path: An SQLite file if it ends in .db, .sqlite or .sqlite3, else a file of Optuna's journal
-            storage. A file that is there is replaced.
+            storage. An existing file is replaced.
         studies: Searches; one without trials is left out.
     Raises:
         StorageError: If it cannot be written.
     """
     import optuna
 
-    if path.exists() and not path.is_file():  # a folder, or a device, which would be replaced
+    if path.exists() and not path.is_file():  # replacing a folder or a device is refused
         raise StorageError(f"cannot write {path}: it is there and no file\n"
                            "  next: name a file")
     verbosity = optuna.logging.get_verbosity()
@@ -122,7 +122,7 @@ def _write(storage: optuna.storages.BaseStorage, of: StudyOf) -> int:
 
 
 def distributions_of(records: Sequence[Record]) -> dict[str, BaseDistribution]:
-    """One distribution per parameter over all variants: numbers ordered, the rest by name."""
+    """One distribution per parameter over all variants: numbers are ordered, others are names."""
     from optuna.distributions import (
         CategoricalDistribution,
         FloatDistribution,
@@ -133,7 +133,7 @@ def distributions_of(records: Sequence[Record]) -> dict[str, BaseDistribution]:
     for record in records:
         values.setdefault(VARIANT, {})[record.config.variant] = None
         for name, value in record.config.values:
-            # True == 1: the two would be one key.
+            # Types are compared as well, because True == 1.
             known = values.setdefault(name, {})
             if not any(type(v) is type(value) and v == value for v in known):
                 known[value] = None
@@ -153,8 +153,11 @@ def distributions_of(records: Sequence[Record]) -> dict[str, BaseDistribution]:
 
 
 def spans_of(records: Iterable[Record]) -> list[tuple[datetime, datetime] | None]:
-    """Begin and end of each trial. The journal has the end; a device runs one trial at a time, so a
-    trial begins when the one before ends. The first one of a tune took the median of all others.
+    """Begin and end of each trial.
+
+    The journal has the end of a trial. A device runs one trial at a time, so a trial begins when
+    the previous trial ends. The first trial of a tune is assumed to take the median duration of
+    all others.
     """
     ends = [datetime.fromisoformat(r.when) if r.when else None for r in records]
     gaps: list[float | None] = [None] * len(ends)
@@ -188,7 +191,7 @@ def _trial(
         facts[f"{kernel}: spilled bytes"] = used.spill_bytes
     if record.timing is not None:
         facts["quartiles_us"] = [record.timing.low_us, record.timing.high_us]
-    # Optuna keeps local time without a zone.
+    # Optuna stores local time without a time zone.
     start, end = (t.astimezone().replace(tzinfo=None) for t in span) if span else (None, None)
     return FrozenTrial(
         number=number,

@@ -51,17 +51,17 @@ class ReportRow:
 
     @property
     def kgen_us(self) -> float:
-        """Median of the winner."""
+        """Median time of the winner, us."""
         return self.report.chosen.timing.median_us
 
     @property
     def fastest(self) -> Peer | None:
-        """The peer with the least median; None if no peer was timed in the run."""
+        """The peer with the least median; None if the run timed no peer."""
         return min(self.report.peers, key=lambda peer: peer.timing.median_us, default=None)
 
     @property
     def ratio(self) -> float | None:
-        """Time of the fastest peer over kgen's; None without a peer."""
+        """Time of the fastest peer over kgen's time; None without a peer."""
         fastest = self.fastest
         return None if fastest is None else fastest.timing.median_us / self.kgen_us
 
@@ -85,7 +85,7 @@ def print_markdown(reports: Sequence[Report]) -> str:
 
 
 def print_summary(reports: Sequence[Report]) -> str:
-    """Return a short table: for each operator and pass the problem with the longest floor."""
+    """Return a short table: for each operator and pass, the problem with the largest floor."""
     longest: dict[tuple[str, str, str], ReportRow] = {}
     for row in (row for report in reports for row in rows_of(report)):
         key = (row.gpu, row.operator, row.report.pass_name)
@@ -126,8 +126,8 @@ def problem_labels(problems: Sequence[str]) -> tuple[list[str], list[str]]:
     that tensor out.
 
     Returns:
-        The labels, in the order of the problems; then the facts that hold for all problems: `N =
-        B`, `decay_form = log`.
+        The labels in the order of the problems, and the facts that hold for all problems, such as
+        `N = B` and `decay_form = log`.
     """
     fields = [dict(_pairs(problem)) for problem in problems]
     if not fields:
@@ -149,7 +149,7 @@ def _pairs(problem: str) -> Iterator[tuple[str, str]]:
 
 
 def _common(name: str, fields: Sequence[Mapping[str, str]]) -> str:
-    """The fact about this field in every problem; empty if the labels must show the field."""
+    """The fact about a field that holds in every problem; empty if labels must show the field."""
     values = [f.get(name, "") for f in fields]
     if all(value.isdecimal() for value in values):
         for other in fields[0]:
@@ -220,7 +220,7 @@ def _table(rows: Sequence[ReportRow]) -> str:
 
 
 def _by_inputs(report: ProblemReport) -> str:
-    """`random 480, trained 1892`."""
+    """The times on the kinds of inputs: `random 480, trained 1892`."""
     times = report.chosen.timing.by_inputs_us.items()
     return ", ".join(f"{inputs} {format_us(us)}" for inputs, us in times)
 

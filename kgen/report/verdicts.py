@@ -1,6 +1,6 @@
 """Compare two times of one interleaved run: faster, slower or a tie.
 
-Two medians are a tie if their quartile intervals overlap. The intervals are those of the samples of
+Two medians are a tie if their quartile intervals overlap. Both intervals are from the samples of
 one run, in which all contenders took turns.
 """
 
@@ -37,7 +37,7 @@ def standing(entry: ProblemReport) -> Standing:
 def runner_up_is_tie(entry: ProblemReport) -> bool:
     """Whether the runner-up's median lies within the winner's quartiles, or is below them.
 
-    Reports keep the median of the runner-up alone.
+    Reports keep only the median of the runner-up.
     """
     second = entry.runner_up
     return second is not None and second.median_us <= entry.chosen.timing.high_us
@@ -58,7 +58,7 @@ def spell_standing(row: ReportRow) -> str:
 
 
 def _spelled(ratio: float) -> str:
-    """`1.60x`, and a digit more where it would read `1.00x`."""
+    """A ratio as `1.60x`, with one more digit if it would read `1.00x`."""
     return f"{ratio:.3f}x" if abs(ratio - 1) < 0.01 else f"{ratio:.2f}x"
 
 
@@ -68,10 +68,10 @@ class Tally:
 
     Attributes:
         faster: Problems on which the winner beats every peer.
-        tie: Problems on which it and the fastest peer tie.
+        tie: Problems on which the winner and the fastest peer tie.
         slower: Problems on which a peer is faster.
         alone: Problems without a peer.
-        mean_ratio: Geometric mean of fastest peer over kgen; None without peers.
+        mean_ratio: Geometric mean of the fastest peer's time over kgen's; None without peers.
     """
 
     faster: int

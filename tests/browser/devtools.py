@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by its own protocol over a pipe: no driver and no port."""
+"""A headless Chromium, driven by the DevTools protocol over a pipe, without driver and port."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def find_chromium() -> str | None:
-    """The browser of this machine; KGEN_CHROMIUM names another."""
+    """The browser of this machine; KGEN_CHROMIUM names another one."""
     if named := os.environ.get("KGEN_CHROMIUM"):
         return named
     return next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -26,7 +26,7 @@ class Page:
     """One tab.
 
     Attributes:
-        events: What the browser reported since the tab was opened.
+        events: Events that the browser has reported since the tab was opened.
     """
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
@@ -78,12 +78,12 @@ class Page:
         return result["result"].get("value")
 
     def open(self, file: Path, until: str, seconds: float = 60.0) -> None:
-        """Load a file and wait until an expression holds."""
+        """Load a file and wait until a JavaScript expression is true."""
         self.call("Page.navigate", url=file.resolve().as_uri())
         self.wait(until, seconds)
 
     def wait(self, until: str, seconds: float = 30.0) -> None:
-        """Wait until an expression holds."""
+        """Wait until a JavaScript expression is true."""
         end = time.monotonic() + seconds
         while not self.evaluate(until):
             if time.monotonic() > end:
@@ -99,7 +99,7 @@ class Page:
             )
 
     def errors(self) -> list[str]:
-        """Exceptions, and warnings and errors of the console."""
+        """Exceptions, and warnings and errors on the console."""
         found = []
         for event in self.events:
             given = event.get("params", {})
@@ -123,11 +123,11 @@ class Page:
 
 @contextmanager
 def open_page(chromium: str, profile: Path) -> Iterator[Page]:
-    """Start the browser with one empty tab; it ends with the block."""
+    """Start the browser with one empty tab; the browser ends with the block."""
     out_of_browser, browser_writes = os.pipe()
     browser_reads, into_browser = os.pipe()
 
-    # The browser reads commands from file 3 and writes answers to file 4.
+    # The browser reads commands from file descriptor 3 and writes answers to file descriptor 4.
     command = [
         "bash", "-c", f"exec 3<&{browser_reads} 4>&{browser_writes}; exec \"$@\"", "browser",
         chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",

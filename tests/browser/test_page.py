@@ -19,7 +19,7 @@ CHROMIUM = find_chromium()
 READY = "document.documentElement?.dataset.complete === 'yes'"  # all figures are drawn
 OPENS_MS = 2000
 
-# Of the luminances of text and page, as WCAG 2 defines it.
+# The least contrast of text and background, as WCAG 2 defines it from their luminances.
 LEAST_CONTRAST = """(() => {
   const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
   const light = (colour) => {
@@ -44,7 +44,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     old = COMMITTED / "kgen_ops" / "rmsnorm" / "reports" / "h200.yaml"
     steps = file.with_name("timex.yaml")
     where = ["--out", str(COMMITTED)]
-    # In another process: it imports the committed library, and a process can have one library.
+    # In another process, because it imports the committed library, and a process can import one.
     subprocess.run([sys.executable, "-m", "kgen", "coverage", *where, "--op", "timex",
                     "--gpu", "h200", "--steps", "--yaml", str(steps)], check=True)
     timed = file.with_name("timed.yaml")
@@ -103,7 +103,7 @@ def test_every_figure_is_drawn_and_has_a_table(page: Page) -> None:
 
 
 def test_the_page_opens_within_two_seconds_and_loads_nothing(page: Page) -> None:
-    # The least of five: other processes of the machine may take the processor.
+    # The least of five times, because other processes of the machine may use the processor.
     opened = [float(page.evaluate("document.documentElement.dataset.readyMs"))]
     for _ in range(4):
         page.evaluate("delete document.documentElement.dataset.complete")

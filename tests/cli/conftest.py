@@ -12,8 +12,10 @@ from tuned_rmsnorm import TINY, TRIALS, tune_arguments
 
 @pytest.fixture(scope="session")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with rmsnorm tuned for `TINY`. Most of its time certifies the safe variant
-    for every combination of dtypes; tunes in copies of the folder find those certificates.
+    """A folder with rmsnorm tuned for `TINY`.
+
+    Most of the time goes into certifying the safe variant for every combination of dtypes. Tunes in
+    copies of the folder reuse those certificates.
     """
     folder = tmp_path_factory.mktemp("tuned")
     done = subprocess.run(

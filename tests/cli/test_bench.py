@@ -77,7 +77,7 @@ def test_a_tuned_and_an_untuned_problem(tuned: Path) -> None:
     assert "kgen, tuned" in done.stdout
     assert "kgen, safe" in done.stdout
     assert command in done.stdout
-    # A bench only reads what tunes wrote.
+    # A bench only reads the files that tunes wrote.
     journal = tuned / "generated/kgen_ops/softmax/reports/host.trials.jsonl"
     assert UNTUNED not in journal.read_text()
 
@@ -182,7 +182,7 @@ def test_calls_of_what_is_not_the_operator_are_refused(tuned: Path, tmp_path: Pa
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU in this machine")
 @pytest.mark.parametrize("operator", ["rmsnorm", "linear_attention", "timex", "wkv6"])
 def test_what_calls_cost_on_the_gpu(operator: str) -> None:
-    """Printed, not judged: a time depends on the machine (run pytest with -s)."""
+    """Times are printed (run pytest with -s), not checked, because they depend on the machine."""
     done = kgen("bench", "--op", operator, "--call-cost", "--pass", "forward", cwd=ROOT)
     print(done.stdout)
     assert done.returncode == 0, done.stderr

@@ -67,7 +67,7 @@ def test_help_and_lists(tmp_path: Path) -> None:
 
 @pytest.mark.quick
 def test_light_commands_load_no_heavy_package(tmp_path: Path) -> None:
-    """What makes them answer in 0.3 s; a time would not be a test."""
+    """That is why they answer in 0.3 s; the time itself is not tested."""
     script = (
         "import sys\n"
         "from kgen.cli.main import main\n"
@@ -394,7 +394,7 @@ def test_standard_output_that_is_closed_or_full(
 
 
 def test_a_full_disk(tuned: Path, tmp_path: Path) -> None:
-    """A file size limit fails writes as a full disk does; `tuned` left the modules in the cache."""
+    """A file size limit makes writes fail like a full disk. The modules are in `tuned`'s cache."""
     script = (
         "import resource, signal, sys\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

@@ -1,4 +1,4 @@
-"""TAB in real shells, and what is offered behind each option."""
+"""TAB completion in real shells, and the words that are offered after each option."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def shell(
            "HOME": str(tmp_path), "KGEN_PATH": str(SOFTMAX), "LC_ALL": "C.UTF-8"}
     terminal = Terminal(command, env)
     try:
-        # The terminal echoes the command, which has quotes where the prompt has none.
+        # The terminal echoes the command; the quotes in the command tell its echo from the prompt.
         terminal.send(f"{load}\r")
         terminal.wait_for("ready>")
         yield terminal

@@ -70,7 +70,7 @@ def test_devices_are_grouped_by_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_processes_tune_by_a_database(tmp_path: Path) -> None:
-    """The workers of `--devices` join by the storage, as those of other hosts do."""
+    """The workers of `--devices` join through the storage, like workers on other hosts."""
     with postgres_server() as server:
         server.query("CREATE DATABASE joint")
         url = f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{server.port}/joint"

@@ -29,7 +29,7 @@ def test_from_rows_to_a_rule(tuned: Path, tmp_path: Path) -> None:
     second = kgen("tune", *COMMON, "--trials", "3", "--no-peers", "--problem",
                   "M=3,N=128,dtype=fp32", cwd=tmp_path)
     assert second.returncode == 0, second.stderr
-    # N = 256 is tuned nowhere: it has rows only if the configs of others are measured there.
+    # N = 256 was not tuned: it has rows only if the configs of other problems are measured there.
     done = kgen("learn", *COMMON, "--points", "5", "--held-out", "2", "--trials", "3", "--problem",
                 "M=20,N=256,dtype=fp32", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def test_from_rows_to_a_rule(tuned: Path, tmp_path: Path) -> None:
         certificate = records[row.record]
         assert certificate.fate is Fate.VERIFIED
         assert certificate.evidence is not None
-    # What is held out is searched, and gets no row.
+    # Held-out problems are searched, and get no row.
     with_rows = {",".join(f"{n}={v}" for n, v in (*row.dims, *row.dtypes)) for row in table.rows}
     for found in report.held_out:
         assert found.record in {*rows, "safe"}

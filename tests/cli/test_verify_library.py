@@ -1,4 +1,4 @@
-"""`kgen verify --library`: what a library serves is checked as it stands in its folder."""
+"""`kgen verify --library` checks the kernels of a library as they are in its folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kgen.model.record import Evidence, Fate
 from kgen.verify import Checked, drawn_problems
 from kgen.worker import TrialOutcome
 
-# Runs the command with a mistake in each kernel source that the library gives: a factor of 1.5.
+# Runs the command with a mistake in each kernel source of the library: a factor of 1.5.
 PLANTED = """
 import sys
 from kgen.cli.main import main

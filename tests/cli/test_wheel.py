@@ -1,6 +1,6 @@
 """The wheels of kgen and kgen_ops, installed into an empty environment and used from any folder.
 
-The operator of its own is that of docs/tutorials/new-operator.md.
+The user's operator is that of docs/tutorials/new-operator.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SOFTMAX = ROOT / "docs" / "tutorials" / "softmax"
 # timex is the operator with the fewest combinations of dtypes, each of which a tune certifies.
 TINY_TUNE = ("tune", "--op", "timex", "--gpu", "host", "--pass", "forward", "--trials", "1",
              "--no-peers", "--problem", "B=1,C=8,T=32,dtype=fp32")  # fmt: skip
-# What pip and the installed programs see: nothing of this checkout.
+# The environment of pip and the installed programs, without this checkout.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
@@ -69,7 +69,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with both wheels and what they depend on, and nothing of this checkout."""
+    """An environment with both wheels and their dependencies, without this checkout."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     dependencies = folder / "dependencies"

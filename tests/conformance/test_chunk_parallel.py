@@ -1,7 +1,7 @@
 """linear_attention's chunk_parallel with an initial state, a final state, both or neither.
 
-`test_host.py` has one choice of them for bf16, and chunks of a few steps. Here a sequence has
-several chunks, the last one partial, and CTAs have fewer features than the heads.
+`test_host.py` has one choice of states for bf16, and chunks of a few steps. Here a sequence has
+several chunks, the last one partial, and a CTA has fewer features than a head.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kgen.model.problem import parse_problem
 
 BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
 KEY_SUMS = "initial_key_sum_dtype=fp32,final_key_sum_dtype=fp32"
-# Chunk, step_tiles and block_v of the gradients; a tile of the states, its warps and a batch.
+# Problem; chunk, step_tiles and block_v of the gradients' kernel; tile, warps and batch of states.
 CASES = (
     ("B=1,H=2,T=150,E=64,M=48,dtype=bf16", (64, 1, 32), (32, 16), (2, 1), 32),
     (f"B=1,H=1,T=300,E=24,M=40,dtype=bf16,{BEFORE}",

@@ -1,8 +1,9 @@
 """linear_attention's chunk_scan_norm over many chunks, with states and without.
 
-`test_host.py` has sequences of a few chunks. Here a ring of shared memory is reused, a segment has
-several chunks, the last one is partial, and 16-bit tensors have an fp32 gradient of the initial
-state, which takes operands of its own. Norms are those of a forward pass, where terms cancel.
+`test_host.py` has sequences of a few chunks. Here a ring buffer in shared memory is reused, a
+segment has several chunks, the last one is partial, and 16-bit tensors have an fp32 gradient of the
+initial state, which needs separate operands. The norms are those of a forward pass, so that terms
+cancel.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ CASES = (
 )  # fmt: skip
 
 
-# The state read as one rounded term takes gq out of bound, and in fp16 gk.
+# If the state were read as one rounded term, gq would exceed its bound, and in fp16 also gk.
 CANCELLING = (
     (f"B=1,H=1,T=160,E=16,M=1,dtype=bf16,{NORM}", {"chunk": 32, "copy_bytes": 2}),
     (f"B=1,H=1,T=160,E=16,M=8,dtype=fp16,{NORM}", {"chunk": 32}),
 )
-# Three products of scores with values, instead of six, take gv out of bound.
+# With three products of scores with values instead of six, gv would exceed its bound.
 POSITIVE_KEYS = (f"B=3,H=20,T=20,E=63,M=67,dtype=fp32,{NORM}",
                  {"chunk": 32, "value_warps": 2, "key_warps": 2, "copy_bytes": 4})  # fmt: skip
 
@@ -60,7 +61,7 @@ def test_products_with_scores_of_positive_keys() -> None:
 
 
 def with_norms_of_a_forward_pass(operator: Operator) -> Operator:
-    """The operator whose norm and gout_dot_out belong to q, k, v and gout; others are drawn."""
+    """The operator with norm and gout_dot_out computed from q, k, v and gout; others are drawn."""
 
     def inputs(
         pass_name: str, problem: Problem, case: str, drawn: torch.Generator, device: torch.device

@@ -21,12 +21,13 @@ from kgen.tune.resources import MAX_SPILL_BYTES
 
 GPUS = ("a100", "h200", "rtx_5090")
 CONFIGS = 3
-# Kernels that may spill as much as a tune admits: what is spilled lies in the path of the last
-# steps, which one chunk of a sequence takes. Without it all others take longer (decision 0015).
-# The transforms of `fft` hold all points of a block in registers; more threads would hold fewer
-# each, and exchange them more often (decision 0030). `warp_specialized`, its form with segments and
-# `warp_specialized_tf32` of wkv7 have 128 registers for two blocks per SM; what they spill lies in
-# producers, whose warps are not the slower ones (decisions 0043, 0047, 0048 and 0053).
+# Kernels that may spill as much as a tune admits. The spills of the chunk loops are in the path for
+# the last steps, which one chunk of a sequence takes. Without these spills all other chunks take
+# longer (decision 0015). The transforms of `fft` hold all points of a block in registers; with more
+# threads each would hold fewer points and exchange them more often (decision 0030). wkv7's
+# `warp_specialized`, its form with segments and `warp_specialized_tf32` have 128 registers for two
+# blocks per SM; they spill in the producers, whose warps are not the slower ones (decisions 0043,
+# 0047, 0048 and 0053).
 MAY_SPILL = {
     ("chunk_loop", "wkv_backward_chunks"),
     ("chunk_loop_packed", "wkv_backward_chunks"),
@@ -40,16 +41,17 @@ MAY_SPILL = {
     ("fft", "timex_backward_k"),
     ("fft", "timex_backward_w"),
 }
-# Kernels with arrays in local memory that only steps outside of the usual path read. Elsewhere such
-# an array is a mistake: a class that had a reference to one of its own members was kept there as a
-# whole, and every access to it was one of memory (decision 0029).
+# Kernels with arrays in local memory that only steps outside the usual path read. In other kernels
+# such an array is a mistake: the compiler put a whole class into local memory because it had a
+# reference to one of its own members, and every access to the class was a memory access (decision
+# 0029).
 MAY_HAVE_LOCAL_ARRAYS = {
     ("anchored", "wkv4_backward"),
     ("anchored", "wkv4_part_gradients"),
     ("naive", "wkv4_backward"),
     ("split_t", "linear_attention_forward"),
 }
-LOCAL_BYTES = 64  # of a stack frame beside what is spilled: a few addresses are no such array
+LOCAL_BYTES = 64  # allowed stack frame besides spills: a few addresses are not such an array
 
 each_operator = pytest.mark.parametrize("operator", open_catalogue().names)
 each_gpu = pytest.mark.parametrize("gpu_name", GPUS)
@@ -80,7 +82,7 @@ def cross_compile(operator: str, gpu_name: str, configs: slice) -> None:
     requests, variants = [], []
     for variant in entry.space.variants:
         found = configs_of(entry, variant, gpu, configs.stop)
-        # A variant may need hardware that only newer GPUs have; none may be dead on an H200.
+        # A variant may need hardware of newer GPUs, but each variant must have a config on an H200.
         assert found or gpu_name != "h200", f"{variant.name}: no default problem allows it"
         for problem, config in found[configs]:
             rendered = renderer.render(operator, entry.templates, variant, config, problem)
@@ -103,7 +105,7 @@ def cross_compile(operator: str, gpu_name: str, configs: slice) -> None:
     compiler.close()
 
 
-# One architecture in the quick tier: each compiles for minutes.
+# The quick tier has one architecture, because each takes minutes to compile.
 @pytest.mark.parametrize(
     "gpu_name",
     [pytest.param(gpu, marks=[pytest.mark.quick] if gpu == "h200" else []) for gpu in GPUS],

@@ -1,4 +1,4 @@
-"""Covering arrays cover."""
+"""Covering arrays contain every pair of values."""
 
 from __future__ import annotations
 

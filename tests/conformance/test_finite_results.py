@@ -1,9 +1,10 @@
-"""Finite results come from tensor cores, not from the repetition step by step.
+"""Finite results come from tensor cores, not from the step-by-step fallback.
 
-Kernels on tensor cores compute again, step by step, what was not finite, so that NaN and Inf spread
-as they do in the definition. On the host a word of shared memory that nobody wrote may be NaN. A
-kernel that reads one would repeat every sequence, and be right: slow on a GPU, or wrong there. So
-the repetition is taken out of the headers here, and then only inputs that are not finite may fail.
+Kernels on tensor cores recompute results that are not finite step by step, so that NaN and Inf
+spread as in the definition. On the host a word of shared memory that no thread wrote may be NaN. A
+kernel that reads such a word would recompute every sequence and be right on the host, but slow or
+wrong on a GPU. These tests therefore remove the fallback from the headers; then only inputs that
+are not finite may fail.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ REPEATS = re.compile(r"if \(((?:Base::)?block_any_nonfinite(?:<[^>]*>)?\(nonfini
 
 @dataclass(frozen=True)
 class Kernel:
-    """A variant whose kernels repeat what is not finite.
+    """A variant whose kernels recompute results that are not finite.
 
     Attributes:
-        headers: Of `kgen/`, each with a repetition.
+        headers: Headers in `kgen/`, each with a fallback.
         problems: Dtypes and options of small problems.
         values: A config.
     """

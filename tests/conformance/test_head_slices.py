@@ -1,8 +1,9 @@
 """wkv5's and wkv6's backward pass in slices of a head's keys and values.
 
-Heads here are smaller than those that `chunk_loop_slices` serves, in slices of as few features as
-a product has: each dtype, form of w, packed sequences with empty ones, states, a last chunk that is
-not whole, unequal K and V, slices of a number of features that is no multiple of 16.
+Heads here are smaller than those that `chunk_loop_slices` is for, and their slices have as few
+features as one product takes. The cases cover each dtype and form of w, packed sequences with empty
+ones, states, a partial last chunk, unequal K and V, and slices whose number of features is no
+multiple of 16.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from kgen.model.problem import parse_problem
 from kgen.search.feasible import enumerate_feasible
 
 PACKED = "cu_seqlens_dtype=int32"
-# Slices of keys and of values, then parameters that differ from those below.
+# Operator, problem, number of key slices and of value slices, parameters that differ from the
+# config of the test below.
 CASES: tuple[tuple[str, str, int, int, dict[str, Value]], ...] = (
     ("wkv6", f"B=2,T=75,H=2,K=32,V=32,dtype=bf16,w_dtype=fp32,{STATES}", 2, 2, {}),
     ("wkv6", f"B=1,T=70,H=3,K=48,V=32,dtype=fp16,decay_form=raw,{STATES}", 3, 1,

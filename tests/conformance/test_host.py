@@ -1,6 +1,6 @@
 """Every variant of every operator, executed on the host layer against the float64 oracle.
 
-Parametrised over the catalogue: a new operator is covered by being there.
+The tests are parametrised over the catalogue, so a new operator is covered automatically.
 """
 
 from __future__ import annotations
@@ -37,31 +37,33 @@ from kgen.worker.runner import Runner
 
 HOST = profile_named("host")
 H200 = profile_named("h200")
-# The host's profile has the least shared memory that any GPU has. Warpgroups are of one with more.
+# The host's profile has the least shared memory that any GPU has. Kernels with warpgroups need a
+# GPU with more.
 ROOMY = replace(HOST, smem_per_block=H200.smem_per_block, smem_per_sm=H200.smem_per_sm)
 # Extents per dim, chosen to be ragged, tiny, and a power of two; each problem takes one column.
 EXTENTS = (64, 67, 1, 256)
-SMALLER_EXTENTS = (16, 67, 1, 5)  # of operators with three dims, whose products add up
-SMALLEST_EXTENTS = (3, 35, 1, 8)  # of operators with more
-# Of hard inputs of operators with three dims or more: what is small in bytes may be ten thousand
-# blocks there, each with a few steps of a short sum, and each on its own.
+SMALLER_EXTENTS = (16, 67, 1, 5)  # for operators with three dims, whose work is a product of dims
+SMALLEST_EXTENTS = (3, 35, 1, 8)  # for operators with more dims
+# Rows of hard inputs of operators with three dims or more. Inputs of few bytes may be ten thousand
+# independent blocks there, each with a few steps of a short sum.
 FEW_ROWS = 4
-# Of such operators: least extent of a set beyond the problem, no more than other ragged sets have,
-# so that a dim of 16 or less has none unless it is of a head's features; and extents of sequences
-# and heads in ragged sets.
+# For the same operators: the least extent of a set beyond the problem, no larger than in other
+# ragged sets (a dim of 16 or less has no such set unless it is a dim of a head's features); and the
+# extents of sequences and heads in ragged sets.
 BEYOND, RAGGED_REPEATS = 65, (0, 1, 2, 9)
-# Fresh sets: most configs of a suite have a problem of their own, and so values of their own.
+# Number of fresh sets. Two suffice, because most configs of this suite have a problem of their own
+# and therefore also other values.
 FRESH = 2
-# Blocks with more shared memory than the host's profile has compute much however few rows they
-# have. Of all blocks of a config together, and bytes of a set.
+# Blocks with more shared memory than the host's profile has do much work even for few rows. Largest
+# number of threads of all blocks of a config together, and bytes of a set.
 MOST_THREADS = 2**14
 FEW_BYTES = replace(HOST_SIZES, small=2**15)
-# Of a variant's covering array: candidates per problem, and rows at most.
+# For a variant's covering array: candidates per problem, and the largest number of rows.
 CANDIDATES = 16
 FEW_DIMS_ROWS, ROWS = 10, 5
-# The rows and configs after those are for the slow tests: as many again.
+# The slow tests have as many rows and configs again, those that follow.
 INEFFICIENT, SANITIZED = 2, 1
-# Of threads: by rank, and shuffled. Where both are run they must give the same bits.
+# Seeds of the order of threads: by rank, and shuffled. If both are run, they must give equal bits.
 BY_RANK, SHUFFLED = 0, 1
 
 
@@ -75,9 +77,9 @@ def all_variants() -> list[tuple[str, str, str]]:
 
 
 def last_of_families() -> set[str]:
-    """One operator of each family, which share templates: the last by name.
+    """The last operator by name of each family, whose members share templates.
 
-    wkv6 has a decay for each step, wkv5 does not.
+    For instance wkv6, which has a decay for each step, and not wkv5, which has none.
     """
     catalogue = open_catalogue()
     return set({catalogue.entry(name).space.family or name: name for name in catalogue.names}
@@ -85,7 +87,7 @@ def last_of_families() -> set[str]:
 
 
 def each_variant_of_families() -> list[object]:
-    """All variants, those of an operator whose family has a later one in no tier."""
+    """All variants; a variant is in no tier if its operator's family has a later operator."""
     last = last_of_families()
     return [
         pytest.param(*variant, marks=[] if variant[0] in last else [pytest.mark.slow])
@@ -99,10 +101,10 @@ each_variant = pytest.mark.parametrize(
 
 
 def once_per_family() -> list[object]:
-    """All variants, those of one operator of each family in the quick tier.
+    """All variants; those of one operator of each family are in the quick tier.
 
-    Kernels with grid barriers take a minute each, because all their CTAs run in turns, and are in
-    the full tier.
+    Kernels with grid barriers are in the full tier: each takes a minute, because all their CTAs run
+    in turn.
     """
     catalogue, last = open_catalogue(), last_of_families()
     found: list[object] = []
@@ -122,14 +124,14 @@ each_variant_once = pytest.mark.parametrize(
 
 
 def few_dims(signature: Signature) -> bool:
-    """Whether kernels have few steps to take: of operators with more dims products add up."""
+    """Whether kernels do little work: with more than two dims it grows as the product of dims."""
     return len(signature.dims) <= 2
 
 
 def problems(signature: Signature, every: bool = False) -> list[Problem]:
-    """Every pair of dtypes, over extents that rotate so that every extent is tried.
+    """Problems with every pair of dtypes; their extents rotate so that every extent is tried.
 
-    Every: all combinations of dtypes instead of pairs.
+    With `every`, problems with all combinations of dtypes instead of pairs.
     """
     found = []
     dims = len(signature.dims)
@@ -147,9 +149,9 @@ def problems(signature: Signature, every: bool = False) -> list[Problem]:
 
 @cache  # four tests of each variant ask
 def problems_of(variant: Variant, signature: Signature) -> list[Problem]:
-    """Those with pairs of dtypes; all combinations where none of these allows a config.
+    """The problems with pairs of dtypes; those with all combinations if no pair allows a config.
 
-    A variant may need one value of more than two dtypes and options.
+    A variant may require one certain value each of more than two dtypes and options.
     """
     pairs = problems(signature)
     fits = any(spread(variant, signature, problem, 1, ROOMY) for problem in pairs)
@@ -157,14 +159,14 @@ def problems_of(variant: Variant, signature: Signature) -> list[Problem]:
 
 
 def profile_of(variant: Variant, signature: Signature) -> GpuProfile:
-    """The host's, but for variants whose blocks need more shared memory whatever the config."""
+    """The host's profile, or ROOMY for a variant all of whose configs need more shared memory."""
     tried = problems_of(variant, signature)
     fits = any(spread(variant, signature, problem, 1) for problem in tried)
     return HOST if fits else ROOMY
 
 
 def sizes_of(variant: Variant, signature: Signature) -> Sizes:
-    """Of the sets that the variant is certified on."""
+    """Sizes of the input sets that the variant is certified on."""
     return HOST_SIZES if profile_of(variant, signature) is HOST else FEW_BYTES
 
 
@@ -186,7 +188,7 @@ def spread(
 
 
 def threads_of(variant: Variant, config: Config, problem: Problem) -> int:
-    """Of all blocks of all launches."""
+    """Number of threads in all blocks of all launches."""
     launches = make_plan(variant, config, problem, HOST).launches
     return sum(math.prod(x.grid) * x.threads for x in launches)
 
@@ -194,10 +196,10 @@ def threads_of(variant: Variant, config: Config, problem: Problem) -> int:
 def inefficient(
     variant: Variant, signature: Signature, count: int
 ) -> list[tuple[Problem, Config]]:
-    """Random configs that only rules of efficiency refuse, each for a reason of its own.
+    """Random configs that only efficiency rules refuse, each config for different rules.
 
-    Rules are read for a GPU too: most of them are lenient on the host. Of the draws with the same
-    reasons the one with the fewest threads: each is a fiber.
+    The rules are also evaluated for a GPU, because most of them are lenient on the host. Of several
+    configs with the same rules the one with the fewest threads is taken: each thread is a fiber.
     """
     pass_ = signature.pass_named(variant.pass_name)
     host = profile_of(variant, signature)
@@ -246,8 +248,8 @@ def _candidates(variant: Variant, signature: Signature) -> tuple[tuple[Problem, 
 def factors(
     variant: Variant, signature: Signature, problem: Problem, config: Config
 ) -> dict[str, Hashable]:
-    """What a covering array pairs: dtypes and options, the first extent, and each parameter's
-    choice; of many choices whether it is the first, the last or another."""
+    """The factors of a covering array: dtypes and options, the first extent, and the choice of each
+    parameter; for a parameter with many choices only whether it is the first, last or another."""
     found: dict[str, Hashable] = dict(problem.dtypes)
     found["shape"] = problem.dims[0]
     chosen = config.as_dict()
@@ -278,13 +280,13 @@ def run_configs(
     whole_range: bool = False,
     many_steps: bool = False,
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
-    """Certify each on the host, with the headers in `include` (default: kgen's own).
+    """Certify each config on the host, with the headers in `include` (default: kgen's own).
 
-    `whole_range`: with a set of thousands of rows, one of thousands of sequences, and so on, with
-    sets of extents inside tiles, and with as many fresh sets as a certificate has. A variant needs
-    that for one config: all those blocks do the same, and they are most of the time of a kernel
-    that takes several dims.
-    `many_steps`: with sets of hundreds of steps, and of whole numbers of large tiles.
+    `whole_range` adds a set with thousands of rows, a set with thousands of sequences, and so on,
+    sets with extents inside tiles, and as many fresh sets as a certificate has. One config of a
+    variant is enough for that: all these blocks do the same, and they take most of the time of a
+    kernel with several dims.
+    `many_steps` adds sets with hundreds of steps, and with whole numbers of large tiles.
     """
     operator, pass_name = entry.operator.name, variant.pass_name
     headers = include or include_dir()
@@ -316,7 +318,7 @@ def run_configs(
 
 
 def compiled(entry: Entry, variant: Variant, config: Config, problem: Problem) -> Artifact:
-    """The kernels as NVRTC builds them for an H200."""
+    """The kernels, built by NVRTC for an H200."""
     renderer, compiler = Renderer(include_dir()), open_compiler("nvrtc", [include_dir()])
     rendered = renderer.render(entry.operator.name, entry.templates, variant, config, problem)
     [built] = compiler.build([BuildRequest(rendered, H200.arch)])
@@ -335,7 +337,7 @@ def check(
     whole_range: bool = False,
     many_steps: bool = False,
 ) -> None:
-    """Certify each; its input sets must be many."""
+    """Certify each config, and check that it was tried on many input sets."""
     sizes = sizes_of(variant, entry.operator.signature)
     for problem, config, outcome in run_configs(
         entry, variant, compiler, wanted, orders, changed, sizes, None, whole_range, many_steps
@@ -348,14 +350,14 @@ def check(
 def demand_verified(
     entry: Entry, variant: Variant, problem: Problem, config: Config, gpu: GpuProfile | None = None
 ) -> None:
-    """Certify one config, its threads by rank and shuffled.
+    """Certify one config, with threads in order of rank and shuffled.
 
     Args:
         entry: The operator.
-        variant: One of its variants.
+        variant: A variant of the operator.
         problem: The problem.
         config: The config.
-        gpu: A profile that the config must be legal on; None: not asked.
+        gpu: A profile on which the config must be legal; None: legality is not checked.
     """
     if gpu is not None:
         pass_ = entry.operator.signature.pass_named(variant.pass_name)
@@ -368,7 +370,7 @@ def demand_verified(
 
 @each_variant_once
 def test_one_config_agrees_with_the_oracle(operator: str, pass_name: str, name: str) -> None:
-    """With scalars other than the defaults, which no kernel can have compiled in."""
+    """The scalars differ from the defaults, so that a kernel cannot have them compiled in."""
     entry = open_catalogue().entry(operator)
     variant = entry.space.variant(pass_name, name)
     found = candidates(variant, entry.operator.signature)
@@ -386,7 +388,7 @@ def test_one_config_agrees_over_many_steps(operator: str, pass_name: str, name: 
 
 @each_variant
 def test_agrees_with_the_oracle(operator: str, pass_name: str, name: str) -> None:
-    """A covering array of configs and problems; every other one with other scalars."""
+    """A covering array of configs and problems; every second row has scalars of its own."""
     entry = open_catalogue().entry(operator)
     variant, signature = entry.space.variant(pass_name, name), entry.operator.signature
     wanted = covering(variant, signature, FEW_DIMS_ROWS if few_dims(signature) else ROWS)
@@ -397,7 +399,7 @@ def test_agrees_with_the_oracle(operator: str, pass_name: str, name: str) -> Non
 @pytest.mark.parametrize("name", ["chunk_loop", "chunk_scan"])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_a_scale_that_is_no_power_of_two(name: str, dtype: str) -> None:
-    """q * scale rounded to 16 bits would show in the gradient of an fp32 state."""
+    """If q * scale were rounded to 16 bits, the gradient of an fp32 state would be wrong."""
     entry = open_catalogue().entry("linear_attention")
     variant = entry.space.variant("backward", name)
     problem = parse_problem(
@@ -412,7 +414,7 @@ def test_a_scale_that_is_no_power_of_two(name: str, dtype: str) -> None:
 def test_what_efficiency_refuses_is_right_all_the_same(
     operator: str, pass_name: str, name: str
 ) -> None:
-    """Else the rule is one of legality: ladders and dispatch run such configs."""
+    """If not, the rule must be a legality rule: ladders and dispatch run such configs."""
     entry = open_catalogue().entry(operator)
     variant, signature = entry.space.variant(pass_name, name), entry.operator.signature
     wanted = inefficient(variant, signature, count=INEFFICIENT)
@@ -433,7 +435,7 @@ def always_nonfinite(operator: Operator) -> Operator:
 
 
 def with_other_scalars(operator: Operator) -> Operator:
-    """The operator with 0.6875 added to each scalar's default, which gives no power of two."""
+    """The operator with 0.6875 added to each scalar's default; the sum is no power of two."""
     passes = tuple(
         replace(p, scalars=tuple(s._replace(default=s.default + 0.6875) for s in p.scalars))
         for p in operator.signature.passes
@@ -443,7 +445,7 @@ def with_other_scalars(operator: Operator) -> Operator:
 
 @each_variant
 def test_stays_inside_its_buffers(operator: str, pass_name: str, name: str) -> None:
-    """Under AddressSanitizer; one config, because each launch is a process."""
+    """Run one config under AddressSanitizer; only one, because each launch is a process."""
     entry = open_catalogue().entry(operator)
     variant = entry.space.variant(pass_name, name)
     wanted = covering(variant, entry.operator.signature, at_most=SANITIZED)
@@ -453,7 +455,7 @@ def test_stays_inside_its_buffers(operator: str, pass_name: str, name: str) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
 def test_more_of_all_that(operator: str, pass_name: str, name: str) -> None:
-    """As many rows and configs again as the tests above have."""
+    """Repeat the tests above with as many further rows and configs."""
     entry = open_catalogue().entry(operator)
     variant, signature = entry.space.variant(pass_name, name), entry.operator.signature
     rows = FEW_DIMS_ROWS if few_dims(signature) else ROWS

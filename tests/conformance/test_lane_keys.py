@@ -1,7 +1,7 @@
 """wkv's chunk_halving with two keys of four steps per lane.
 
-`test_host.py` draws configs of all parameters; here each dtype, form of w, packed sequences,
-states, segments and a last chunk that is not whole have this one.
+`test_host.py` draws configs of all parameters. Here every case has this layout: each dtype and form
+of w, packed sequences, states, segments, and a partial last chunk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONFIG: dict[str, Value] = {
     "copy_bytes": 4, "segments": 1, "min_blocks": 1, "lane_keys": 2,
 }  # fmt: skip
 ONE_BUFFER: dict[str, Value] = {"buffers": 1, "stages": 3}
-# 67 steps: some of the last chunk do not exist. 12 keys: nor do some of the last 16.
+# With 67 steps the last chunk is partial; with 12 keys the last tile of 16 keys is partial.
 CASES: tuple[tuple[str, str, dict[str, Value]], ...] = (
     ("wkv6", "B=1,T=67,H=2,K=64,V=32,dtype=bf16,w_dtype=fp32", {"copy_bytes": 16}),
     ("wkv6", f"B=2,T=67,H=2,K=12,V=20,dtype=bf16,w_dtype=fp32,{STATES},decay_form=raw", ONE_BUFFER),

@@ -1,7 +1,7 @@
 """wkv5's and wkv6's backward pass in chunks with scores by halves, and gv, on tensor cores.
 
-`test_host.py` draws configs of all parameters; here each dtype, form of w, packed sequences,
-states, padding of keys and values, and a last chunk that is not whole have `level_scores`.
+`test_host.py` draws configs of all parameters. Here every case has `level_scores`: each dtype and
+form of w, packed sequences, states, padding of keys and values, and a partial last chunk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tiers import one_of
 from kgen.catalogue import open_catalogue
 from kgen.model.problem import parse_problem
 
-# A block per chunk. With 16 value features scores do not fit in place of v.
+# One block per chunk. With 16 value features the scores do not fit in the memory of v.
 PARALLEL = (
     ("wkv6", f"B=1,T=150,H=2,K=64,V=64,dtype=bf16,w_dtype=fp32,{STATES}", 64, 64),
     ("wkv6", "B=1,T=70,H=2,K=128,V=32,dtype=bf16,decay_form=raw", 32, 32),

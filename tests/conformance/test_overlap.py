@@ -1,8 +1,8 @@
 """linear_attention's kernels with programmatic dependent launch (PDL).
 
-The host layer runs one kernel after the other. These tests check the results of both kinds of
-kernels: those that compute something before `griddepcontrol_wait`, and those that wait first. Only
-a GPU can show that a kernel waits where it must: `tests/gpu/test_overlap_gpu.py`.
+The host layer runs one kernel after the other. These tests check the results of kernels that
+compute something before `griddepcontrol_wait`, and of kernels that wait first. Only a GPU can show
+that a kernel waits where it must: `tests/gpu/test_overlap_gpu.py`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def opened(
 
 
 def needs_sm_90a(values: Mapping[str, Value]) -> bool:
-    """Whether a config is of that architecture alone: not of what came before, nor behind it."""
+    """Whether a config runs on sm_90a only, neither on older nor on newer architectures."""
     return values.get("products") == "wgmma"
 
 
@@ -118,7 +118,7 @@ FIRST_WITH_PDL = [
     ids=[f"{e.operator.name}-{v.pass_name}-{v.name}" for e, v in FIRST_WITH_PDL],
 )
 def test_a_first_kernel_with_pdl_waits_before_all_else(entry: Entry, variant: Variant) -> None:
-    """Any memory that it touches may be in use by the unknown kernel before it."""
+    """The unknown kernel before it may use any memory that the first kernel touches."""
     signature = entry.operator.signature
     pass_ = signature.pass_named(variant.pass_name)
     tried = set()
@@ -141,7 +141,7 @@ def test_a_first_kernel_with_pdl_waits_before_all_else(entry: Entry, variant: Va
 
 
 def statements(source: str, kernel: str) -> list[str]:
-    """What a kernel's body consists of, without comments."""
+    """The statements of a kernel's body, without comments."""
     code = re.sub(r"//.*", "", source)
     found = re.search(rf"__global__[^;{{]*\b{kernel}\([^{{]*\{{\n(.*?)\n\}}", code, re.DOTALL)
     assert found is not None, kernel
@@ -154,7 +154,7 @@ def statements(source: str, kernel: str) -> list[str]:
     ids=["forward", "backward"],
 )
 def test_a_kernel_without_pdl_keeps_its_text(pass_name: str, text: str) -> None:
-    """Rows and records from before the parameter `overlap` are still of today's kernels."""
+    """Rows and records that are older than the parameter `overlap` remain valid."""
     variant, problem, plain = opened(pass_name, "chunk_scan", text, SEGMENTS)
     overlapping = variant.config({**SEGMENTS, "overlap": 1})
     renderer = Renderer(include_dir())
@@ -176,9 +176,9 @@ def test_a_kernel_without_pdl_keeps_its_text(pass_name: str, text: str) -> None:
     assert kept == before.source.splitlines()[3:]
 
 
-# Kernels with PDL: operator, pass, variant, problem, and what the config has instead of the values
-# of the variant's first one. Not listed: chunk_parallel and split_t, which wait in one of two
-# places by one condition, which a look at single branches does not understand.
+# Kernels with PDL: operator, pass, variant, problem, and the values that differ from the variant's
+# first config. chunk_parallel and split_t are not listed: one condition decides in which of two
+# places they wait, and an analysis of single branches cannot follow that.
 WKV = {"pdl": True, "chunk": 32, "block_v": 32, "stages": 2}
 WAITING: tuple[tuple[str, str, str, str, dict[str, Value]], ...] = (
     ("linear_attention", "forward", "chunk_scan", "B=1,H=2,T=2048,E=64,M=64,dtype=bf16",
@@ -208,7 +208,7 @@ WAITING: tuple[tuple[str, str, str, str, dict[str, Value]], ...] = (
 def test_every_thread_of_a_kernel_with_pdl_waits(
     operator: str, pass_name: str, name: str, text: str, values: dict[str, Value]
 ) -> None:
-    """On all ways to its end, also where it has nothing to do: see pdl.cuh."""
+    """Every path to the end of the kernel waits, also in threads without work: see pdl.cuh."""
     entry = open_catalogue().entry(operator)
     variant = entry.space.variant(pass_name, name)
     problem = parse_problem(text, entry.operator.signature)
@@ -244,7 +244,7 @@ def ptx_kernels(source: str) -> dict[str, list[str]]:
 
 
 def way_around(body: list[str], needed: str) -> str | None:
-    """The last instructions of a way to the kernel's end without an instruction, or None."""
+    """The last instructions of a path to the kernel's end that lacks `needed`, or None."""
     places = {line[:-1]: i for i, line in enumerate(body) if re.fullmatch(r"\$\w+:", line)}
     assert not any(line.startswith("brx") for line in body)
     waiting, been = [0], set()
@@ -267,7 +267,7 @@ def way_around(body: list[str], needed: str) -> str | None:
 
 
 def test_a_way_around_is_found() -> None:
-    """The test above would see a kernel that ends early."""
+    """The test above would detect a kernel that ends early."""
     early = """
 extern "C" __global__ void kernel(int* out, int n) {
     if (blockIdx.x >= n) return;

@@ -1,8 +1,8 @@
 """wkv5's and wkv6's backward pass where one block passes the gradient over all chunks.
 
-`test_host.py` has sequences of few chunks; here a block loops over many, the last of them
-partial, with initial and final states. Of packed sequences some have no steps, and some blocks a
-slot without any: both with a block per head and with a block per slot.
+`test_host.py` has sequences of few chunks. Here a block loops over many chunks, the last of them
+partial, with initial and final states. Some packed sequences have no steps, and some slots of
+blocks have no sequence, both with a block per head and with a block per slot.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kgen.search.feasible import is_feasible
 
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 INITIAL, FINAL = STATES.split(",")
-# The host layer takes the chunks that an H200 takes.
+# Lets the host layer run the chunks that fit an H200.
 LARGE = replace(HOST, smem_per_block=H200.smem_per_block)
-# Steps of a chunk, and value features of a block of the forward loop.
+# Operator, problem, steps of a chunk, and value features of a block of the forward loop.
 CASES = (
     ("wkv6", f"B=2,T=300,H=2,K=64,V=64,dtype=bf16,w_dtype=fp32,{STATES}", 64, 32),
     ("wkv6", f"B=1,T=200,H=2,K=32,V=48,dtype=fp16,w_dtype=fp32,decay_form=raw,{FINAL}", 32, 16),
@@ -47,7 +47,7 @@ def test_a_block_loops_backward_over_all_chunks(
     demand_verified(entry, variant, problem, config, LARGE)
 
 
-# The same, and whether a block loops over the chunks of a sequence.
+# The same values, and whether a block loops over the chunks of a sequence.
 PACKED = (
     ("wkv6", f"B=1,N=7,T=260,H=2,K=32,V=64,dtype=bf16,w_dtype=fp32,{STATES}", 64, 64, True),
     ("wkv6", "B=1,N=9,T=200,H=3,K=32,V=48,dtype=fp16,decay_form=raw", 32, 16, False),
@@ -74,7 +74,7 @@ def test_chunks_of_packed_sequences(
 @pytest.mark.parametrize("operator", ["wkv5", "wkv6"])
 @pytest.mark.parametrize("sequential", [False, True])
 def test_dependent_launch_and_staggered_blocks(operator: str, sequential: bool) -> None:
-    """On the host both change nothing but the text of the kernels, which must stay right."""
+    """On the host both change only the text of the kernels, which must remain correct."""
     entry = open_catalogue().entry(operator)
     variant, signature = entry.space.variant("backward", "chunk_loop"), entry.operator.signature
     problem = parse_problem(f"B=1,T=70,H=2,K=16,V=32,dtype=bf16,{STATES}", signature)

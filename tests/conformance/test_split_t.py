@@ -1,7 +1,7 @@
 """linear_attention's split_t over several rounds, with segments that are partial or empty.
 
-`test_host.py` has sequences shorter than one round of segments. Here there is an initial state, a
-final state, both or neither, CTAs have fewer features than the heads, and warps have padding.
+`test_host.py` has sequences shorter than one round of segments. Here the cases have an initial
+state, a final state, both or neither; a CTA has fewer features than a head; and warps have padding.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from kgen.search.feasible import is_feasible
 ENTRY = open_catalogue().entry("linear_attention")
 VARIANT = ENTRY.space.variant("forward", "split_t")
 BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
-# head_ctas, segment, block_v and batch.
+# Problem, head_ctas, segment, block_v and batch.
 MMA = (
-    # Three rounds; two; two, of small sums; two; two, in the second one segment.
+    # The cases have three rounds; two; two, with small sums; two; two, the second with one segment.
     (f"B=1,H=2,T=600,E=24,M=40,dtype=bf16,{BEFORE},{BEHIND}", 4, 64, 32, 32),
     (f"B=1,H=1,T=700,E=80,M=16,dtype=bf16,{BEHIND}", 4, 128, 16, 64),
     (f"B=1,H=1,T=600,E=48,M=40,dtype=bf16,{BEFORE},{BEHIND}", 4, 128, 32, 32),
@@ -38,8 +38,9 @@ MMA = (
     ("B=1,H=1,T=1100,E=32,M=48,dtype=bf16", 16, 64, 32, 32),
 )
 WGMMA = (
-    # Four rounds of one warpgroup; two of two, with two tiles of keys and with one; a partial block
-    # of value features; two rounds of the most CTAs.
+    # The cases have four rounds of one warpgroup; two rounds of two warpgroups, with two tiles of
+    # keys and with one; a partial block of value features; two rounds of the largest number of
+    # CTAs.
     (f"B=1,H=2,T=1700,E=48,M=64,dtype=bf16,{BEFORE},{BEHIND}", 4, 128, 64, 32),
     (f"B=1,H=1,T=1300,E=96,M=128,dtype=bf16,{BEHIND}", 4, 256, 128, 64),
     (f"B=1,H=1,T=1100,E=64,M=64,dtype=bf16,{BEFORE}", 4, 256, 64, 128),
@@ -78,7 +79,7 @@ def test_rounds_and_states(
 
 
 def test_wgmma_stays_inside_its_buffers() -> None:
-    """Under AddressSanitizer; `test_host.py` runs no wgmma, which exceeds the host's profile."""
+    """Run under AddressSanitizer; wgmma exceeds the host's profile, so `test_host.py` skips it."""
     text = f"B=1,H=2,T=560,E=56,M=88,dtype=bf16,{BEFORE},{BEHIND}"
     problem = parse_problem(text, ENTRY.operator.signature)
     wanted = [(problem, config_of(4, 128, 64, 64, "wgmma"))]
@@ -88,7 +89,7 @@ def test_wgmma_stays_inside_its_buffers() -> None:
 
 @pytest.mark.parametrize("products", ["mma", "wgmma"])
 def test_what_is_not_finite_over_rounds(products: str) -> None:
-    """CTAs of other segments are not affected, and the states of later rounds are right."""
+    """NaN and Inf do not affect CTAs of other segments; the states of later rounds are right."""
     steps = 600 if products == "mma" else 1100  # three rounds
     text = f"B=1,H=2,T={steps},E=24,M=16,dtype=bf16,{BEFORE},{BEHIND}"
     problem = parse_problem(text, ENTRY.operator.signature)
@@ -106,7 +107,7 @@ def test_what_is_not_finite_over_rounds(products: str) -> None:
     ],
 )
 def test_the_compiler_pipelines_wgmma(text: str) -> None:
-    """ptxas may serialise wgmma; the kernel is then right, and as slow as one without wgmma."""
+    """If ptxas serialises wgmma, the kernel is right, but as slow as a kernel without wgmma."""
     problem = parse_problem(text, ENTRY.operator.signature)
     pass_ = ENTRY.operator.signature.pass_named("forward")
     config = next(

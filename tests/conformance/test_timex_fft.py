@@ -1,8 +1,8 @@
 """timex by Fourier transforms, for rows of more than a few hundred values.
 
-`test_host.py` has rows of 67 values, which nearly fill the smallest transform. Here are larger
-transforms, with few rows. Accuracy is the point: the bound is relative to each output's own terms,
-and the error of a transform to its whole row.
+`test_host.py` has rows of 67 values, which nearly fill the smallest transform. Here transforms are
+larger, with few rows. The tests are about accuracy: the bound is relative to each output's own
+terms, but the error of a transform is relative to its whole row.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kgen.model.record import Fate
 from kgen.search.feasible import is_feasible
 
 ENTRY = open_catalogue().entry("timex")
-# As much shared memory as transforms of 4096 points take; the host layer has no limit of its own.
+# Enough shared memory for transforms of 4096 points; the host layer has no limit of its own.
 ROOMY = replace(HOST, smem_per_block=2**17)
-# Sets of about one row of each case, with all of its steps.
+# Input sets of about one row of each case, with all its steps.
 SIZES = Sizes(small=2**15, quick=2**14, pool=2**16, rows=2, beyond=65, fresh=1)
-# The problem, points of a transform, points of a thread, whether exchanges move complex numbers,
-# batch rows of a block, and whether the sum of spectra waits in a workspace (backward).
+# Problem, points of a transform, points of a thread, whether exchanges move complex numbers, batch
+# rows of a block, and whether the backward pass keeps the sum of spectra in a workspace.
 CASES = (
     ("B=2,C=2,T=500,dtype=fp32", 512, 8, True, 2, False),
     ("B=3,C=1,T=1000,dtype=fp32", 1024, 16, False, 2, True),

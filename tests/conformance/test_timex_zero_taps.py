@@ -1,4 +1,4 @@
-"""timex leaves out taps that are 0, but not beside a NaN."""
+"""timex skips taps that are 0, but not if they are multiplied by NaN."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = ("dtype=fp32", "dtype=bf16,w_dtype=fp32", "dtype=fp16")
 
 
 def with_short_filters(operator: Operator) -> Operator:
-    """All taps of channel 0 are 0 but that of lag 0; of channel 1 those of most lags; of 2 none."""
+    """In channel 0 all taps except lag 0 are 0, in channel 1 most taps, in channel 2 no tap."""
 
     def make_inputs(
         pass_name: str, problem: Problem, case: str, generator: torch.Generator,
@@ -35,7 +35,7 @@ def with_short_filters(operator: Operator) -> Operator:
         w = inputs["w"]
         channels, steps = w.shape
         for channel in range(channels):
-            # One lag less than 98 is a whole step of columns less, for each of STEPS.
+            # With one lag less than 98 there would be one step of columns less, for each of STEPS.
             kept = (1, min(98, steps), steps)[channel % 3]
             w[channel, : steps - kept] = 0
         return inputs
@@ -44,7 +44,7 @@ def with_short_filters(operator: Operator) -> Operator:
 
 
 def verify(pass_name: str, variant_name: str, problem_text: str, values: dict[str, Value]) -> None:
-    """Verify a config on the host, with filters that end."""
+    """Verify a config on the host, with short filters."""
     variant, signature = ENTRY.space.variant(pass_name, variant_name), ENTRY.operator.signature
     problem, config = parse_problem(problem_text, signature), variant.config(values)
     assert is_feasible(variant, config, signature.pass_named(pass_name), problem, HOST)
@@ -56,7 +56,7 @@ def verify(pass_name: str, variant_name: str, problem_text: str, values: dict[st
 
 @pytest.mark.parametrize("pass_name", ["forward", "backward"])
 def test_fft_leaves_out_taps_that_are_zero_and_no_nan(pass_name: str) -> None:
-    """The case `nonfinite` has NaN and Inf where taps are 0: 0 * NaN reaches the output."""
+    """The case `nonfinite` has NaN and Inf at taps of 0: 0 * NaN must reach the output."""
     of_pass = {"parked": False} if pass_name == "backward" else {}
     verify(pass_name, "fft", "B=3,C=3,T=500,dtype=fp32",
            {"points": 512, "per_thread": 8, "rows": 2, "min_blocks": 1, **of_pass})

@@ -1,7 +1,7 @@
 """linear_attention's warp_specialized with several batches, of several chunks, and with states.
 
-`test_host.py` has batches of few steps, which sequences of its size do not fill. Here there are
-several producer and consumer warps, the last batch is partial, and a head has several CTAs.
+The sequences of `test_host.py` do not fill a batch. Here there are several producer and consumer
+warps, the last batch is partial, and a head has several CTAs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kgen.model.config import Config
 from kgen.model.problem import parse_problem
 
 BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
-# block_v; chunk and chunks of a batch; producer warps; stages.
+# Problem; block_v; chunk and number of chunks of a batch; producer warps; stages.
 CASES = (
     ("B=1,H=2,T=150,E=32,M=32,dtype=bf16", 32, (16, 2), (2, 2), 3),
     (f"B=1,H=1,T=135,E=24,M=40,dtype=bf16,{BEFORE}", 32, (32, 1), (2, 1), 4),

@@ -1,8 +1,8 @@
 """linear_attention's wgmma_split_bf16 over several chunks, ragged ends and features, and states.
 
-Its CTAs need more shared memory than the host's profile has: its limits are lifted here.
-Certificates have sequences shorter than a chunk among their sets, and where H is more than one
-[B, T, H] in memory.
+The CTAs need more shared memory than the host's profile has, so its limits are lifted here. The
+input sets of a certificate include sequences shorter than a chunk and, if H > 1, tensors with the
+layout [B, T, H] in memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kgen.search.feasible import is_feasible
 ENTRY = open_catalogue().entry("linear_attention")
 BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
 TF32 = "dtype=fp32,product_dtype=tf32"
-# Pass, problem, terms, bytes of a load.
+# Pass, problem, number of terms, bytes of a load.
 CASES = (
     ("forward", "B=2,H=2,T=200,E=64,M=64,dtype=fp32", 3, 16),
     ("forward", f"B=1,H=1,T=150,E=40,M=72,dtype=fp32,{BEFORE},{BEHIND}", 3, 16),
@@ -93,8 +93,8 @@ def always_finite(operator: Operator) -> Operator:
 def own_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only sets with the operator's own cases and scalars.
 
-    The verifier's own sets have NaN, which goes everywhere without the fallback, and scalars and
-    factors above 1, with which numbers near fp32's largest overflow.
+    The verifier's own sets have NaN, which spreads everywhere without the fallback, and scalars and
+    factors above 1, with which numbers near fp32's largest number overflow.
     """
     certify = Schedule.certify
 
@@ -106,7 +106,7 @@ def own_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Schedule, "certify", own)
 
 
-# The first statement of each warpgroup's part of the loop.
+# The first statement of the loop in each warpgroup's branch.
 BEGINNINGS = {
     "splits rows": "            if (chunk < chunks_) {\n",
     "writes outputs": "            if (chunk >= 2 && chunk - 2 < chunks_) {\n",
@@ -117,7 +117,7 @@ AGAIN = "if (block_any_nonfinite<"
 
 
 def headers(folder: Path, slow: str) -> Path:
-    """Headers without the step-by-step fallback, and where one warpgroup is slow."""
+    """Headers without the step-by-step fallback, and with one warpgroup slowed down."""
     include = folder / "include"
     shutil.copytree(include_dir(), include)
     header = include / "kgen" / "linear_attention" / "wgmma_loop.cuh"
@@ -134,14 +134,14 @@ def headers(folder: Path, slow: str) -> Path:
 @pytest.mark.parametrize("slow", BEGINNINGS)
 @pytest.mark.parametrize("pass_name", ["forward", "backward"])
 def test_the_others_wait_for_a_slow_warpgroup(pass_name: str, slow: str, tmp_path: Path) -> None:
-    """A value read too early is NaN on the host; the fallback would hide that."""
+    """A value that is read too early is NaN on the host; the fallback would hide it."""
     text = f"B=1,H=1,T=290,E=40,M=48,dtype=fp32,{BEFORE},{BEHIND}"
     check((pass_name, text, 3, 16), changed=always_finite, include=headers(tmp_path, slow))
 
 
 @pytest.mark.parametrize("pass_name", ["forward", "backward"])
 def test_stays_inside_its_buffers(pass_name: str) -> None:
-    """Under AddressSanitizer, over more chunks than buffers, the last one partial."""
+    """Run under AddressSanitizer, with more chunks than buffers, the last chunk partial."""
     text = f"B=1,H=1,T=140,E=36,M=60,dtype=fp32,{BEFORE},{BEHIND}"
     check((pass_name, text, 3, 16), "host-asan", (BY_RANK,))
 
@@ -155,9 +155,9 @@ def test_what_is_not_finite_over_chunks(pass_name: str) -> None:
 @pytest.mark.parametrize("finite", [True, False])
 @pytest.mark.parametrize("pass_name", ["forward", "backward"])
 def test_a_scale_that_is_not_one(pass_name: str, finite: bool) -> None:
-    """With a gradient of the final state, scale multiplies the rows that enter a sum.
+    """With a gradient of the final state, scale multiplies the rows that are summed.
 
-    Else it multiplies the outputs: in the kernel's loop, and in the step-by-step fallback.
+    Otherwise it multiplies the outputs, in the kernel's loop and in the step-by-step fallback.
     """
     text = f"B=1,H=1,T=100,E=40,M=40,dtype=fp32,{BEFORE},{BEHIND}"
 
@@ -168,9 +168,9 @@ def test_a_scale_that_is_not_one(pass_name: str, finite: bool) -> None:
 
 
 def one_too_large_for_bf16(name: str) -> Callable[[Operator], Operator]:
-    """Changes the operator: one number of an input is finite, and bf16 rounds it to Inf.
+    """Change the operator: one number of an input is finite, but bf16 rounds it to Inf.
 
-    All others are smaller than usual, so that nothing that it goes into overflows.
+    All other numbers are smaller than usual, so that no result of this number overflows.
     """
 
     def change(operator: Operator) -> Operator:
@@ -195,7 +195,7 @@ def one_too_large_for_bf16(name: str) -> Callable[[Operator], Operator]:
      ("backward", "gout"), ("backward", "q"), ("backward", "gfinal_state")],
 )  # fmt: skip
 def test_numbers_too_large_for_bf16(pass_name: str, name: str) -> None:
-    """Their terms are Inf and NaN; the outputs must be finite all the same."""
+    """The bf16 terms of such a number are Inf and NaN; the outputs must be finite nevertheless."""
     assert torch.tensor(3.4e38).isfinite()
     assert torch.tensor(3.4e38).bfloat16().isinf()
     text = f"B=1,H=1,T=140,E=16,M=16,dtype=fp32,{BEFORE},{BEHIND}"
@@ -205,7 +205,7 @@ def test_numbers_too_large_for_bf16(pass_name: str, name: str) -> None:
 @pytest.mark.parametrize("terms", [2, 3])
 @pytest.mark.parametrize("pass_name", ["forward", "backward"])
 def test_the_compiler_pipelines_wgmma(pass_name: str, terms: int) -> None:
-    """ptxas may serialise wgmma; the kernel is then right, and as slow as one without wgmma."""
+    """If ptxas serialises wgmma, the kernel is right, but as slow as a kernel without wgmma."""
     products = TF32 if terms == 2 else "dtype=fp32"
     text = f"B=8,H=16,T=4096,E=64,M=64,{products}"
     variant, problem, config = case_of(pass_name, text, terms, 16)

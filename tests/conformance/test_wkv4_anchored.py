@@ -1,9 +1,10 @@
-"""wkv4's backward anchored: segments with a common anchor, segments whose keys are too far apart.
+"""wkv4's backward `anchored`: segments with a common anchor, segments whose keys are too far apart.
 
-`test_host.py` draws configs of all parameters; here each dtype and form of w, a last round that is
-not whole, a tile that is not, and parts of T have this variant. The input sets `large_keys` and
-`nonfinite` take the steps of most segments one by one. Other inputs are faint or large: forms of
-this kernel lost the gradients of faint ones, and had infinite ones of large ones.
+`test_host.py` draws configs of all parameters. Here every case has this variant: each dtype and
+form of w, a partial last round, a partial tile, and parts of T. With the input sets `large_keys`
+and `nonfinite` the kernel takes the steps of most segments one by one. Other inputs here are faint
+or large: earlier forms of this kernel lost the gradients of faint inputs, and had infinite
+gradients of large inputs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CASES: tuple[tuple[str, dict[str, Value]], ...] = (
      {"lanes": 32, "segments": 2, "steps": 4, "prefetch": True}),
     # Slow decays and many steps: an error in the same direction at every step shows in gw.
     ("B=1,T=300,C=20,dtype=fp32", {"vec": 4, "segments": 16, "steps": 4, "prefetch": True}),
-    # Parts of T: of several rounds, of which the last one is not whole; one that has a round alone.
+    # Parts of T with several rounds, the last round partial; parts with one round.
     ("B=2,T=300,C=12,dtype=fp32", {"segments": 2, "steps": 4, "lanes": 32, "vec": 1, "splits": 4}),
     ("B=1,T=129,C=16,dtype=bf16,decay_form=raw", {"splits": 8, "prefetch": True}),
     ("B=3,T=65,C=16,dtype=fp16", {"splits": 2}),
@@ -80,7 +81,7 @@ def _late_gradients(x: Inputs, generator: torch.Generator) -> None:
 def _demand_verified(
     change: Callable[[Inputs, torch.Generator], None], changed_case: str
 ) -> None:
-    """Of the operator's inputs, those of one case changed, by tiles of both kinds and by parts."""
+    """Verify with the inputs of one case changed, with both kinds of tiles and with parts of T."""
 
     def drawn(
         pass_name: str, problem: Problem, case: str, generator: torch.Generator,
@@ -112,12 +113,12 @@ def _demand_verified(
 def test_faint_gradients_are_not_lost(
     change: Callable[[Inputs, torch.Generator], None]
 ) -> None:
-    """Of keys tens apart, down to the smallest values that a certificate tells apart."""
+    """Keys differ by tens, and values go down to the smallest that a certificate distinguishes."""
     _demand_verified(change, "normal")
 
 
 def _fast_decays(x: Inputs, generator: torch.Generator) -> None:
-    """No state outweighs the smallest keys of a segment."""
+    """Fast decays, so that no state outweighs the smallest keys of a segment."""
     x["w"] = -20 - 30 * torch.rand(x["w"].shape, generator=generator)
 
 
@@ -133,7 +134,7 @@ def _keys_far_apart(x: Inputs, generator: torch.Generator) -> None:
 
 
 def _large_later_gradients(x: Inputs, generator: torch.Generator) -> None:
-    """Of the first step of every second segment alone."""
+    """Large gradients of the first step of every second segment only."""
     _fast_decays(x, generator)
     x["k"] *= 10
     steps = torch.arange(x["gy"].shape[1])
@@ -151,7 +152,7 @@ def _very_large_gradients(x: Inputs, generator: torch.Generator) -> None:
 def test_large_gradients_do_not_overflow(
     change: Callable[[Inputs, torch.Generator], None]
 ) -> None:
-    """Of values and gradients of 1e4, and exponents so far apart that gradients are infinite in the
-    unit of their segment, some of them those of later segments alone.
+    """Values and gradients are 1e4, and exponents are so far apart that gradients are infinite in
+    the unit of their segment; in some cases only gradients of later segments are.
     """
     _demand_verified(change, "huge")

@@ -1,7 +1,7 @@
-"""wkv4's backward running_max with gradients by the weights of the states' steps.
+"""wkv4's backward `running_max` with gradients from the weights of the states' steps.
 
-`test_host.py` draws configs of all parameters; here each dtype and form of w, a final state, a last
-round that is not whole and a tile that is not have this one.
+`test_host.py` draws configs of all parameters. Here every case has this config: each dtype and form
+of w, a final state, a partial last round, and a partial tile.
 """
 
 from __future__ import annotations

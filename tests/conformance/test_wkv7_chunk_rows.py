@@ -13,7 +13,7 @@ from kgen.model.problem import parse_problem
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 PACKED = "cu_seqlens_dtype=int64"
 BF16, FP16 = "dtype=bf16,w_dtype=bf16", "dtype=fp16,w_dtype=fp16"
-# Warps of the second kernel; elements per copy.
+# Problem; warps of the second kernel; elements per copy.
 CASES = (
     (f"B=1,H=2,T=37,K=64,V=40,{BF16},decay_form=log", 4, 8),
     (f"B=1,N=4,H=1,T=70,K=48,V=32,{BF16},decay_form=raw,{STATES},{PACKED}", 2, 8),
@@ -21,7 +21,7 @@ CASES = (
     (f"B=2,H=1,T=19,K=20,V=18,{BF16},decay_form=clamp", 2, 2),
     (f"B=1,H=1,T=17,K=7,V=5,{BF16},decay_form=log", 1, 1),
     (f"B=1,H=1,T=20,K=128,V=16,{BF16},decay_form=clamp", 8, 8),
-    # Three products of TF32 terms for one of fp32.
+    # Three products of TF32 terms replace one fp32 product.
     (f"B=1,H=2,T=37,K=64,V=40,{FP16},decay_form=log", 4, 8),
     (f"B=1,N=4,H=1,T=70,K=48,V=32,{FP16},decay_form=raw,{STATES},{PACKED}", 2, 8),
     (f"B=1,H=1,T=33,K=20,V=128,{FP16},decay_form=clamp,{STATES}", 1, 4),
@@ -37,7 +37,7 @@ QUOTIENT_CASES = (
     (f"B=2,H=1,T=37,K=18,V=18,{CLAMP}", 2, 2),
     (f"B=1,H=1,T=33,K=7,V=5,{CLAMP}", 1, 1),
     (f"B=1,H=1,T=49,K=128,V=80,{CLAMP}", 8, 8),
-    # Sequences of one step after states that are tiny beside it.
+    # Sequences of one step after initial states that are tiny relative to the step.
     (f"B=1,N=3,H=1,T=35,K=8,V=3,{CLAMP},initial_state_dtype=fp32,{PACKED}", 1, 1),
 )
 # Checkpoints of other first kernels, every 32 steps.

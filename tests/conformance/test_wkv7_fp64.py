@@ -18,7 +18,7 @@ from kgen.search.feasible import is_feasible
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 PACKED = "cu_seqlens_dtype=int64"
 BF16, FP16 = "dtype=bf16,w_dtype=fp32", "dtype=fp16,w_dtype=fp32"
-# Elements per load; consumers and producers of the first kernel; warps of the second one.
+# Problem; elements per load; consumers and producers of the first kernel; warps of the second.
 CASES = (
     (f"B=1,H=2,T=37,K=64,V=64,{BF16},decay_form=log", 8, 1, 1, 1),
     (f"B=1,N=4,H=1,T=70,K=48,V=32,{BF16},decay_form=raw,{STATES},{PACKED}", 8, 2, 1, 2),
@@ -47,9 +47,9 @@ def test_fp64(text: str, vec: int, warps: int, row_warps: int, chunk_warps: int)
 
 
 def strongest_decays(operator: Operator) -> Operator:
-    """Changes the operator: most steps of a key decay by 1e-13, 1e-35 or to 0.
+    """Change the operator: most steps of a key decay by 1e-13, 1e-35 or to 0.
 
-    Products of few steps leave fp64's range, quotients of them would be Inf or NaN.
+    Products of a few steps leave the range of fp64; quotients of them would be Inf or NaN.
     """
 
     def inputs(

@@ -17,9 +17,9 @@ from kgen.model.record import Fate
 
 BEHIND, PACKED = "final_state_dtype=fp32", "cu_seqlens_dtype=int64"
 BF16 = "dtype=bf16,w_dtype=bf16,decay_form=clamp"
-# Elements per copy. T: whole chunks, and some with one step or all but one in the last chunk.
+# Problem; elements per copy. The last chunk is whole, or has one step, or lacks one step.
 CASES = (
-    (f"B=1,H=1,T=160,K=64,V=64,{BF16}", 8),  # all slots of rows are used again
+    (f"B=1,H=1,T=160,K=64,V=64,{BF16}", 8),  # all slots of rows are reused
     (f"B=1,H=2,T=97,K=64,V=64,{BF16},{BEHIND}", 8),
     (f"B=1,N=4,H=1,T=127,K=48,V=64,{BF16},{BEHIND},{PACKED}", 8),
     (f"B=1,N=3,H=1,T=70,K=64,V=20,{BF16},{PACKED}", 4),
@@ -44,8 +44,9 @@ def config_of(vec: int) -> Config:
 
 
 def test_extreme_decays_of_many_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """States in fp16 took gw to 1.3 of its bound here, in 7 of two million elements: small sets of
-    a certificate have too few to show it.
+    """With states in fp16, gw reached 1.3 times its bound here, in 7 of two million elements.
+
+    The small input sets of a certificate have too few elements to show that.
     """
     entry = open_catalogue().entry("wkv7")
     variant = entry.space.variant("backward", "warpgroups_fused")

@@ -13,7 +13,8 @@ from kgen.search.feasible import is_feasible
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 PACKED = "cu_seqlens_dtype=int64"
 BF16, FP16 = "dtype=bf16,w_dtype=fp32", "dtype=fp16,w_dtype=fp32"
-# Elements per copy; steps of a chunk; threads of a key, and keys of a block, of the second kernel.
+# Problem; elements per copy; steps of a chunk; in the second kernel, threads per key and keys per
+# block.
 CASES = (
     (f"B=1,H=2,T=37,K=64,V=64,{BF16},decay_form=clamp", 8, 16, 8, 8),
     (f"B=1,N=4,H=1,T=70,K=48,V=32,{BF16},decay_form=raw,{STATES},{PACKED}", 8, 16, 8, 8),
@@ -50,7 +51,7 @@ def test_three_blocks_per_sm_spill_nothing(decay_form: str) -> None:
     rows = {"chunk": 16, "key_split": 8, "keys": 16, "prepared": 3}
     config = Config.of(variant.name, values | rows)
     pass_ = entry.operator.signature.pass_named("backward")
-    # On an H200 a search prefers fp64 tensor cores.
+    # Legality only: on an H200 a search prefers fp64 tensor cores.
     assert is_feasible(variant, config, pass_, problem, H200, legality_only=True)
     used = dict(compiled(entry, variant, config, problem).resources)["wkv7_backward_rows"]
     assert used.registers <= 168

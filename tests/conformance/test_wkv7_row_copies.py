@@ -13,8 +13,8 @@ BF16, FP32, FP16 = "dtype=bf16,w_dtype=bf16", "dtype=bf16,w_dtype=fp32", "dtype=
 PACKED = "cu_seqlens_dtype=int64"
 ROWS = {"chunk_warps": 1, "chunk_blocks": 1}
 SEGMENTS = {"segments": 2, "state_warps": 2}
-# Pass, variant, problem, what else is chosen; consumers, producers, stages, elements per copy. A
-# producer has one tile of keys, two, or none; the last value features are fewer than a block has.
+# Pass, variant, problem, further parameters; consumers, producers, stages, elements per copy. A
+# producer has one tile of keys, two, or none; the last block of value features is partial.
 CASES: tuple[tuple[str, str, str, dict[str, int], tuple[int, int, int, int]], ...] = (
     ("forward", "warp_specialized", f"B=1,H=2,T=70,K=64,V=40,{BF16},decay_form=clamp",
      {"quotients": 1}, (2, 2, 2, 8)),

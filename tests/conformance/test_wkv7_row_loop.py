@@ -1,4 +1,4 @@
-"""wkv7's backward kernel of rows by blocks that walk through several chunks."""
+"""wkv7's backward kernel of rows with blocks that loop over several chunks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ BF16, FP16 = "dtype=bf16,w_dtype=bf16", "dtype=fp16,w_dtype=fp16"
 PACKED = "cu_seqlens_dtype=int64"
 ONE = {"warps": 1, "row_warps": 1, "stages": 2, "min_blocks": 1, "level_loop": 0}
 COLUMNS = {"split": 4, "tile": 1, "columns": 16, "tokens": 4, "stages": 2}
-# Variant, problem, its parameters; warps of a block, chunks of a block. Walks end within a sequence
-# and at its end, cross batch rows, and start with a part of a chunk; packed sequences leave room; K
-# is no multiple of a block's keys.
+# Variant, problem, parameters; warps of a block, chunks of a block. Loops end within a sequence and
+# at its end, cross batch rows, and start with a partial chunk; packed sequences leave slots empty;
+# K is no multiple of a block's keys.
 CASES = (
     ("warp_specialized", f"B=2,H=2,T=150,K=32,V=48,{BF16},decay_form=raw", ONE, 2, 4),
     ("warp_specialized", f"B=1,H=1,T=141,K=64,V=64,{BF16},decay_form=clamp",

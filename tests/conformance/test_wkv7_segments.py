@@ -1,6 +1,6 @@
 """wkv7's warp_specialized_segments with several warps of each role, ragged ends, packed sequences.
 
-`test_host.py` has one warp of each role, and short sequences, most of whose segments are empty.
+`test_host.py` has one warp of each role, and short sequences with mostly empty segments.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from kgen.operators.base import Operator
 
 BEFORE, PACKED = "initial_state_dtype=fp32", "cu_seqlens_dtype=int64"
 BF16 = "dtype=bf16,w_dtype=bf16"
-# Segments; consumers of the last kernel, producers, consumers of the first; stages; elements per
-# copy.
+# Problem; segments; consumers of the last kernel, producers, consumers of the first kernel; stages;
+# elements per copy.
 CASES = (
     (f"B=1,H=2,T=150,K=64,V=40,{BF16},decay_form=log,{BEFORE}", 3, (1, 4, 8), 2, 8),
     (f"B=1,H=1,T=264,K=64,V=64,{BF16},decay_form=clamp", 8, (4, 4, 8), 2, 8),
@@ -36,7 +36,7 @@ CASES = (
     (f"B=1,N=3,H=2,T=150,K=48,V=32,{BF16},decay_form=raw,{BEFORE},{PACKED}", 3, (2, 2, 4), 4, 8),
 )  # fmt: skip
 AFTER = "final_state_dtype=fp32"
-# The same of the backward pass; further parameters.
+# The same for the backward pass; further parameters.
 BACKWARD: tuple[tuple[str, int, tuple[int, int, int], int, int, dict[str, Value]], ...] = (
     (f"B=1,H=2,T=150,K=64,V=40,{BF16},decay_form=log,{AFTER}", 3, (1, 4, 8), 2, 8, {}),
     (f"B=2,H=1,T=264,K=16,V=64,{BF16},decay_form=clamp", 8, (4, 4, 8), 2, 8, {}),
@@ -100,7 +100,7 @@ def test_backward(
 
 
 def transitions_overflow(operator: Operator) -> Operator:
-    """Changes the operator: a and b grow states and gradients beyond fp32 where they are zero."""
+    """Change the operator: a and b let the transitions of zero states and gradients overflow."""
 
     def inputs(
         pass_name: str, problem: Problem, _: str, drawn: torch.Generator, device: torch.device
@@ -119,11 +119,11 @@ def transitions_overflow(operator: Operator) -> Operator:
 
 @pytest.mark.parametrize("pass_name", ["forward", "backward"])
 def test_a_transition_that_overflows(pass_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inf times a state of zero is NaN; the steps before the segment say that it is zero."""
+    """Inf times a state of zero is NaN; the steps before the segment make the state zero."""
     by_all = Schedule.certify
 
     def own(schedule: Schedule, seed: int, constants: Collection[str]) -> list[Case]:
-        names = (NORMAL, *schedule.operator.cases)  # others have factors that overflow y as well
+        names = (NORMAL, *schedule.operator.cases)  # in other cases factors let y overflow as well
         cases = by_all(schedule, seed, constants)
         return [
             case for case in cases

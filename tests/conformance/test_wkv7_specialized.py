@@ -1,7 +1,7 @@
 """wkv7's warp_specialized with several producers and consumers, for all forms of the decay.
 
-`test_host.py` has one warp of each role, which have all keys of a head: nothing is summed over
-warps there, and one warp puts all fragments of the scores.
+`test_host.py` has one warp of each role, which has all keys of a head. Nothing is summed over warps
+there, and one warp writes all fragments of the scores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kgen.model.record import Fate
 
 BEFORE, PACKED = "initial_state_dtype=fp32", "cu_seqlens_dtype=int64"
 AFTER, BF16 = "final_state_dtype=fp32", "dtype=bf16,w_dtype=bf16"
-# Consumers and producers; stages; elements per copy.
+# Problem; consumers and producers; stages; elements per copy.
 CASES = (
     ("B=1,H=2,T=37,K=64,V=40,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), 2, 8),
     (f"B=1,N=4,H=1,T=70,K=48,V=32,dtype=bf16,decay_form=raw,{BEFORE},{PACKED}", (2, 2), 4, 8),
@@ -40,16 +40,16 @@ BACKWARD = (
     (f"B=1,H=1,T=17,K=7,V=5,{BF16},decay_form=log,{AFTER}", (1, 8), 2, 1),
     (f"B=2,H=1,T=1,K=16,V=16,{BF16},decay_form=raw,{AFTER}", (1, 2), 2, 8),
 )  # fmt: skip
-# With states in bf16, and levels in a loop: stores of four value features, and of single ones;
-# keys that are no whole tile.
+# States in bf16 and levels in a loop: stores of four value features and of single ones; a partial
+# tile of keys.
 ROUNDED = (
     (f"B=1,H=2,T=37,K=64,V=64,{BF16},decay_form=clamp,{AFTER}", (2, 4), 2, 8),
     (f"B=1,N=4,H=1,T=70,K=72,V=68,{BF16},decay_form=raw,{AFTER},{PACKED}", (2, 2), 2, 4),
     (f"B=2,H=1,T=19,K=70,V=66,{BF16},decay_form=log", (2, 4), 2, 2),
 )  # fmt: skip
 
-# Rows with quotients of clamped decays: producers with one tile of keys at a time and with two,
-# with a tile that does not exist, and with none; a producer with all matrices; w in fp32.
+# Rows with quotients of clamped decays: producers with one tile of keys at a time, with two tiles,
+# with a tile beyond the keys, and without a tile; a producer with all matrices; w in fp32.
 QUOTIENTS = (
     ("B=1,H=2,T=40,K=64,V=16,dtype=bf16,w_dtype=bf16,decay_form=clamp", (1, 4), 2, 8),
     (f"B=1,N=4,H=1,T=70,K=48,V=32,dtype=bf16,decay_form=clamp,{BEFORE},{PACKED}", (2, 2), 4, 8),

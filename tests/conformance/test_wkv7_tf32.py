@@ -1,7 +1,7 @@
 """wkv7's warp_specialized_tf32 with several producers and consumers, for all forms of the decay.
 
-`test_host.py` has one warp of each role, which have all keys of a head: nothing is summed over
-warps there, and one warp puts all fragments of the scores.
+`test_host.py` has one warp of each role, which has all keys of a head. Nothing is summed over warps
+there, and one warp writes all fragments of the scores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kgen.model.problem import parse_problem
 
 BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
 PACKED = "cu_seqlens_dtype=int64"
-# Consumers and producers; stages; elements per copy.
+# Problem; consumers and producers; stages; elements per copy.
 CASES = (
     (f"B=1,H=2,T=37,K=64,V=40,dtype=fp16,w_dtype=fp16,decay_form=log,{BEHIND}", (1, 4), 2, 8),
     (f"B=1,N=4,H=1,T=70,K=48,V=32,dtype=bf16,decay_form=raw,{BEFORE},{BEHIND},{PACKED}",

@@ -1,8 +1,7 @@
 """wkv7's warpgroups over several chunks of 32 steps, ragged ends, packed sequences, fewer features.
 
-Also as the last kernel of `warp_specialized_segments`.
-
-`test_host.py` has problems of one or two chunks and a few features of a head.
+They are also tested as the last kernel of `warp_specialized_segments`. `test_host.py` has problems
+of one or two chunks and a few features of a head.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from kgen.model.problem import parse_problem
 BEFORE, PACKED = "initial_state_dtype=fp32", "cu_seqlens_dtype=int64"
 BF16 = "dtype=bf16,w_dtype=bf16,decay_form=clamp"
 WIDE = "dtype=bf16,w_dtype=fp32,decay_form=clamp"
-# Elements per copy. T: whole chunks, and some with one step or all but one in the last chunk.
+# Problem; elements per copy. The last chunk is whole, or has one step, or lacks one step.
 CASES = (
-    (f"B=1,H=1,T=128,K=64,V=64,{BF16}", 8),  # all slots of rows are used again
+    (f"B=1,H=1,T=128,K=64,V=64,{BF16}", 8),  # all slots of rows are reused
     (f"B=1,H=2,T=97,K=64,V=40,{BF16},{BEFORE}", 8),
     (f"B=1,N=4,H=1,T=127,K=48,V=64,{BF16},{BEFORE},{PACKED}", 8),
     (f"B=1,N=3,H=1,T=70,K=64,V=20,{WIDE},{PACKED}", 4),
@@ -38,7 +37,7 @@ def test_chunks(text: str, vec: int) -> None:
     demand_verified(entry, variant, problem, config, profile_named("h200"))
 
 
-# Elements per copy and segments: whole ones, some that end within a chunk, and empty ones.
+# Problem; elements per copy; segments: whole ones, some that end within a chunk, and empty ones.
 SEGMENTS = (
     (f"B=1,H=1,T=290,K=64,V=64,{BF16}", 8, 3),
     (f"B=1,N=3,H=1,T=129,K=48,V=64,{WIDE},{BEFORE},{PACKED}", 4, 4),

@@ -16,7 +16,7 @@ from kgen.operators.base import Operator
 
 FINAL = "final_state_dtype=fp32"
 PACKED = "cu_seqlens_dtype=int32"
-# Groups of warps; bytes per copy; terms of the state's gradient.
+# Operator and problem; groups of warps; bytes per copy; terms of the state's gradient.
 CASES = (
     ("wkv6", "B=1,H=2,T=150,K=64,V=64,decay_form=raw", 2, 16, 1),
     ("wkv6", f"B=1,H=1,T=77,K=64,V=48,decay_form=log,{FINAL}", 1, 16, 2),
@@ -28,7 +28,8 @@ CASES = (
     ("wkv5", f"B=2,H=1,T=100,K=64,V=64,decay_form=raw,{FINAL}", 2, 16, 1),
     ("wkv5", f"B=1,N=4,H=1,T=90,K=48,V=24,decay_form=log,{PACKED}", 1, 16, 1),
 )  # fmt: skip
-# Segments of T as well. Some have a part of a chunk or no step, also where sequences are packed.
+# The same with segments of T. Some segments have a partial chunk or no step, also with packed
+# sequences.
 SEGMENTS = (
     ("wkv6", f"B=1,H=2,T=250,K=64,V=40,decay_form=raw,{FINAL}", 2, 16, 1, 3),
     ("wkv6", "B=1,H=1,T=264,K=32,V=80,decay_form=log", 1, 8, 2, 5),
@@ -77,7 +78,7 @@ def test_row_copies_of_segments(
 
 @pytest.mark.parametrize("name", ["k", "gy", "gfinal_state"])
 def test_an_inf_reaches_other_segments(name: str) -> None:
-    """0 * Inf is NaN: a segment's product of decays may be 0 where no decay of a step is."""
+    """0 * Inf is NaN: the product of a segment's decays may be 0 although no single decay is 0."""
 
     def with_inf(operator: Operator) -> Operator:
         def make_inputs(
@@ -89,10 +90,10 @@ def test_an_inf_reaches_other_segments(name: str) -> None:
             value = inputs[name]
             if case == "nonfinite" and value.numel():
                 inputs["w"].clamp_(min=1.0)
-                for positive in ("r", "k", "v", "gy"):  # no sum has Inf and -Inf
+                for positive in ("r", "k", "v", "gy"):  # so that no sum has both Inf and -Inf
                     inputs[positive].abs_()
                 steps = problem.shape(("T",))[0]
-                last = min(steps, -(-steps // 128) * 32) - 1  # of the first segment
+                last = min(steps, -(-steps // 128) * 32) - 1  # last step of the first segment
                 at = {"k": last, "gy": steps - 1, "gfinal_state": 0}[name]
                 value[0, at, 0, 3] = torch.inf
             return inputs

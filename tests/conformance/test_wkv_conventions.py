@@ -1,7 +1,7 @@
-"""wkv's kernels with packed sequences, w in a form that is not the default: a problem each.
+"""wkv's kernels with packed sequences and with w in a form that is not the default.
 
-`test_host.py` has them among all the others, but few of each. Variants that take no packed
-sequences have both forms without them.
+`test_host.py` has only few of these problems among all others. Variants that take no packed
+sequences are tested with both forms of w without them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ PACKED = {
     "wkv6": f"B=1,N=5,T=67,H=2,K=16,V=12,dtype=fp32,{STATES},cu_seqlens_dtype=int32,decay_form=raw",
     "wkv5": "B=1,N=3,T=67,H=2,K=16,V=8,dtype=bf16,cu_seqlens_dtype=int64,decay_form=decay",
 }
-# Of variants that take neither states nor w in fp32.
+# For variants that take neither states nor w in fp32.
 PACKED_16_BITS = (
     "B=1,N=5,T=67,H=2,K=12,V=20,dtype=bf16,w_dtype=bf16,cu_seqlens_dtype=int32,decay_form=raw"
 )
-# 67 steps: some of the last chunk do not exist. 12 keys: nor do some of the last 16.
+# With 67 steps the last chunk is partial; with 12 keys the last tile of 16 keys is partial.
 SEPARATE = (
     f"B=2,T=67,H=2,K=12,V=20,dtype=bf16,w_dtype=fp32,{STATES},decay_form=raw",
     "B=2,T=67,H=2,K=12,V=20,dtype=fp16,decay_form=decay",
-    "B=2,T=67,H=2,K=64,V=64,dtype=bf16,w_dtype=fp32,decay_form=raw",  # of warp_specialized
+    "B=2,T=67,H=2,K=64,V=64,dtype=bf16,w_dtype=fp32,decay_form=raw",  # for warp_specialized
 )
 
 

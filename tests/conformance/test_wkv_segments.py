@@ -1,6 +1,6 @@
 """warp_specialized_segments of wkv5 and wkv6: several warps of each role, ragged ends, packed ones.
 
-`test_host.py` has one warp of each role, and short sequences, most of whose segments are empty.
+`test_host.py` has one warp of each role, and short sequences with mostly empty segments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from kgen.model.problem import parse_problem
 
 BEFORE, PACKED = "initial_state_dtype=fp32", "cu_seqlens_dtype=int64"
 BOTH = f"{BEFORE},{PACKED}"
-# Segments; consumers and producers; stages of the last and of the first kernel; elements per copy.
+# Operator, problem; segments; consumers and producers; stages of the last and of the first kernel;
+# elements per copy.
 CASES = (
     (f"wkv6 B=1,H=2,T=250,K=64,V=40,dtype=bf16,decay_form=log,{BEFORE}", 3, (1, 4), 4, 2, 8),
     ("wkv6 B=1,H=1,T=264,K=32,V=80,dtype=bf16,w_dtype=bf16,decay_form=raw", 5, (2, 2), 2, 4, 8),

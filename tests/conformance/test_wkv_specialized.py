@@ -1,6 +1,6 @@
 """warp_specialized of wkv5 and wkv6 with several producers and consumers, all forms of the decay.
 
-`test_host.py` has one warp of each role: there every chunk is the same producer's, in one part.
+`test_host.py` has one warp of each role: there one producer makes every chunk, in one part.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from kgen.model.problem import parse_problem
 
 BEFORE, PACKED = "initial_state_dtype=fp32", "cu_seqlens_dtype=int64"
 BOTH = f"{BEFORE},{PACKED}"
-# Consumers and producers; stages; elements per copy.
+# Operator, problem; consumers and producers; stages; elements per copy.
 CASES = (
     ("wkv6", "B=1,H=2,T=69,K=64,V=40,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), 4, 8),
     ("wkv6", f"B=1,N=4,H=1,T=90,K=48,V=32,dtype=bf16,decay_form=raw,{BOTH}", (2, 2), 4, 8),
     ("wkv6", f"B=1,H=1,T=37,K=128,V=16,dtype=bf16,w_dtype=bf16,decay_form=raw,{BEFORE}", (1, 4),
      2, 8),
-    # Rows of 192 elements, which begin between powers of two.
+    # Rows of 192 elements, which do not begin at powers of two.
     ("wkv6", "B=1,H=1,T=37,K=144,V=16,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), 2, 8),
     ("wkv5", "B=1,H=1,T=37,K=192,V=16,dtype=bf16,decay_form=raw", (1, 2), 2, 8),
     ("wkv6", "B=2,H=1,T=35,K=20,V=18,dtype=bf16,u_dtype=bf16,decay_form=log", (2, 4), 2, 2),
@@ -30,11 +30,13 @@ CASES = (
     ("wkv5", "B=1,H=2,T=69,K=64,V=32,dtype=bf16,decay_form=log", (2, 4), 4, 8),
     ("wkv5", f"B=1,N=3,H=2,T=90,K=80,V=16,dtype=bf16,decay_form=raw,{BOTH}", (1, 2), 2, 8),
     ("wkv5", "B=1,H=2,T=40,K=20,V=18,dtype=bf16,u_dtype=bf16,decay_form=raw", (2, 2), 2, 2),
-    # The state of the steps one by one reaches the copies, zeros of which are in flight at the end.
+    # The state of the step-by-step path shares memory with the copies, of which copies of zeros are
+    # still in flight at the end.
     ("wkv6", "B=1,H=1,T=37,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=log", (4, 1), 4, 8),
 )  # fmt: skip
 
-# Also with the parts of producers unrolled, and for wkv5 a table of powers: (fixed_parts, powers).
+# Also with the parts of producers unrolled, and for wkv5 with a table of powers: the last pair is
+# (fixed_parts, powers).
 LEAN = (
     ("wkv6", "B=1,H=2,T=69,K=64,V=40,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), 4, 8, (1, 0)),
     ("wkv6", f"B=1,N=4,H=1,T=90,K=48,V=32,dtype=bf16,decay_form=raw,{BOTH}", (2, 2), 2, 8, (1, 0)),
@@ -47,14 +49,14 @@ LEAN = (
     ("wkv5", "B=1,H=1,T=33,K=16,V=16,dtype=bf16,decay_form=log", (1, 1), 2, 8, (0, 1)),
 )  # fmt: skip
 
-# The same with two terms of rows R: consumers and producers, fixed_parts and powers.
+# Two terms of rows R: consumers and producers; fixed_parts and powers.
 TERMS = (
     ("wkv6", f"B=1,N=4,H=1,T=90,K=48,V=32,dtype=bf16,decay_form=raw,{BOTH}", (2, 2), (1, 0)),
     ("wkv6", "B=1,H=1,T=37,K=144,V=16,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), (0, 0)),
     ("wkv5", "B=1,H=2,T=69,K=64,V=32,dtype=bf16,decay_form=log", (2, 4), (1, 1)),
 )  # fmt: skip
 
-# With copies of whole rows: consumers and producers; stages; fixed_parts and powers.
+# Copies of whole rows: consumers and producers; stages; fixed_parts and powers.
 ROWS = (
     ("wkv6", "B=1,H=2,T=69,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=raw", (4, 4), 4, (1, 0)),
     ("wkv6", "B=1,H=2,T=69,K=64,V=40,dtype=bf16,decay_form=log", (4, 4), 2, (0, 0)),

@@ -1,4 +1,4 @@
-"""What tests read of the built site: links, what a page loads, the text of an entry."""
+"""The parts of the built site that tests read: links, what a page loads, the text of an entry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-# Attributes whose address a browser loads by itself; a link of `a` it loads when it is clicked.
+# Attributes whose address a browser loads with the page; it loads a link of `a` only at a click.
 _LOADED = {
     ("audio", "src"), ("embed", "src"), ("iframe", "src"), ("image", "href"), ("img", "src"),
     ("img", "srcset"), ("input", "src"), ("link", "href"), ("object", "data"), ("script", "src"),
@@ -26,9 +26,9 @@ class Page(HTMLParser):
     """A page of the site.
 
     Attributes:
-        links: Addresses of its `a` elements.
+        links: Addresses of the page's `a` elements.
         loaded: Addresses that a browser loads with the page.
-        ids: Anchors.
+        ids: Anchors of the page.
     """
 
     path: Path
@@ -63,7 +63,7 @@ def in_style(text: str) -> list[str]:
 
 
 def entry(page: Path, name: str) -> str:
-    """The text of what a page has from the anchor `name` to the next entry of that kind."""
+    """The text of a page from the anchor `name` to the next entry of the same kind."""
     text = page.read_text(encoding="utf-8")
     start = text.index(f'id="{name}"')
     following = re.compile(r'<dt class="sig|<section').search(text, start + 1)
@@ -80,7 +80,7 @@ def search_index(site: Path) -> dict[str, Any]:
 
 
 def found_by(index: dict[str, Any], word: str) -> Iterator[str]:
-    """Pages whose text has a word; it must be its own stem."""
+    """Pages whose text contains a word, which must equal its stem."""
     pages = index["terms"][word]
     for number in [pages] if isinstance(pages, int) else pages:
         yield index["docnames"][number]

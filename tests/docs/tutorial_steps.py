@@ -1,8 +1,8 @@
 """The steps of a tutorial: every fenced block of its Markdown, and how a test runs it.
 
-The word behind the fence says what a block is:
+The word after the fence says what a block is:
 
-    ```console             lines that begin with `$ ` are commands, the others what they may print
+    ```console             lines that begin with `$ ` are commands, the others possible output
     ```console fails       the last command must end with an exit code other than 0
     ```python              a script, run with the library that was installed or tuned before
     ```python excerpt=F    lines of file F, relative to the tutorial; their indentation may differ
@@ -32,13 +32,13 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Step:
-    """A block.
+    """A fenced block.
 
     Attributes:
         where: File and line, for messages.
         kind: One of `_KINDS`.
-        file: Behind `file=` or `excerpt=`.
-        text: What stands between the fences.
+        file: Name after `file=` or `excerpt=`.
+        text: Text between the fences.
     """
 
     where: str
@@ -51,7 +51,7 @@ def steps_of(document: Path) -> list[Step]:
     """Read the blocks of a Markdown file.
 
     Raises:
-        ValueError: If a block does not say what it is.
+        ValueError: If a block does not say of which kind it is.
     """
     content = document.read_text(encoding="utf-8")
     found = []
@@ -65,10 +65,10 @@ def steps_of(document: Path) -> list[Step]:
 
 
 class Reader:
-    """Somebody who does what a tutorial says, in a folder of their own, on a machine without a GPU.
+    """A reader who follows a tutorial in a folder of their own, on a machine without a GPU.
 
-    `kgen` and `python` are this checkout's and this interpreter; `pip install` installs into the
-    folder.
+    `kgen` is that of this checkout, and `python` is this interpreter. `pip install` installs into
+    the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -96,7 +96,7 @@ class Reader:
         }
 
     def follow(self, document: Path) -> None:
-        """Do all steps in order."""
+        """Do all steps of a tutorial in order."""
         for step in steps_of(document):
             self.do(step)
 
@@ -117,7 +117,7 @@ class Reader:
                 self.run(["sh", "-c", command], f"{step.where}: {command}", fails)
 
     def run(self, command: list[str], where: str, fails: bool = False) -> str:
-        """Run a command; returns what it printed."""
+        """Run a command; return its output."""
         done = subprocess.run(
             command, cwd=self.folder, env=self._environment, capture_output=True, text=True,
             timeout=TIMEOUT_S, check=False,
@@ -128,7 +128,7 @@ class Reader:
 
 
 def python_block(document: Path, part: str, changes: Mapping[str, str]) -> str:
-    """The only Python block of a document that has `part` in it, changed."""
+    """The only Python block of a document that contains `part`, with `changes` applied."""
     content = document.read_text(encoding="utf-8")
     (text,) = [m[2] for m in _BLOCK.finditer(content) if m[1] == "python" and part in m[2]]
     for old, new in changes.items():
@@ -138,6 +138,6 @@ def python_block(document: Path, part: str, changes: Mapping[str, str]) -> str:
 
 
 def _unindented(text: str) -> str:
-    """Without indentation, comments and the space between tokens and them."""
+    """A text without indentation, and without comments and the space before them."""
     lines = (re.sub(r"\s+# .*", "", line).strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line)

@@ -1,8 +1,9 @@
-"""A process of a joint search without compiler and device, which `test_joint_tunes.py` kills.
+"""A process that takes part in a joint search without compiler and device; tests kill it.
 
     python joint_worker.py ROLE STORAGE FOLDER TRIALS SECONDS_PER_TRIAL
 
-It searches 30 configs by the real search loop. `FOLDER/tried` gets a line when a trial begins.
+`test_joint_tunes.py` starts and kills it. It searches 30 configs by the real search loop.
+`FOLDER/tried` gets a line when a trial begins.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ CONFIGS = [config(name, i) for name in ("a", "b", "c") for i in range(10)]
 
 
 class SlowSession(FakeSession):
-    """Trials take a while."""
+    """A session whose trials take some time."""
 
     environment: dict[str, str] = {"device": "a device", "sms": "1"}  # noqa: RUF012
 
@@ -60,7 +61,8 @@ def joint_search(
     session = SlowSession(folder, seconds)
     made = session.as_session()
     request = cast("TuneRequest", cast("Any", SimpleNamespace(
-        # The dead of one machine are known by their pids. A slow process must not seem dead.
+        # Dead processes of this machine are recognised by their pids. With a long grace time a slow
+        # process does not seem dead.
         shared=SharedStorage(parse_storage(storage), grace_s=60.0, patience_s=60.0),
         gpu=profile_named("h200"), ordinal=0, study=folder / "study.log", seed=0, limits=Limits(),
         paths=(), journal=session.journal.path, compiler=SimpleNamespace(name="host"),

@@ -1,4 +1,4 @@
-"""Tunes of the operator `planted`, whose configs carry faults; what the fault suite shares."""
+"""Tunes of the operator `planted`, whose configs carry faults; helpers of the fault suite."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kgen.tune import (
 )
 
 PLANTED = Path(__file__).parent / "planted"
-# Far below the defaults, far above what a healthy config takes on a loaded machine.
+# Far below the default limits, and far above the needs of a healthy config on a loaded machine.
 COMPILE_LIMITS = CompileLimits(timeout_s=20.0, memory_bytes=2**30)
 TRIAL_S = 15.0
 
@@ -42,14 +42,14 @@ DEVICES = [
 
 
 def plant(folder: Path, faults: list[str], threads: tuple[int, ...] = (64,)) -> Path:
-    """A copy of the operator whose space has these faults."""
+    """Make a copy of the operator whose search space has these faults."""
     mine = folder / "mine"
     if mine.exists():
         shutil.rmtree(mine)
     shutil.copytree(PLANTED, mine)
     space = mine / "search_spaces" / "planted.yaml"
     text = space.read_text()
-    listed = list(dict.fromkeys([*faults, "none"]))  # `safe` names the healthy one
+    listed = list(dict.fromkeys([*faults, "none"]))  # `safe` names the config without a fault
     text = text.replace("threads: [64, 128]", f"threads: {sorted({*threads, 128})}")
     text = text.replace("fault: [none]", f"fault: [{', '.join(listed)}]")
     wanted = f"fault in [{', '.join(repr(f) for f in faults)}] and threads in {list(threads)}"
@@ -59,7 +59,7 @@ def plant(folder: Path, faults: list[str], threads: tuple[int, ...] = (64,)) -> 
 
 
 def compiler_for(device: str, limits: CompileLimits = COMPILE_LIMITS) -> Compiler:
-    """The device's default compiler, on a short leash."""
+    """The device's default compiler, with tight limits."""
     gpu, _ = select_gpu(device)
     name = "host" if gpu.is_host else "nvrtc"
     return open_compiler(name, [include_dir()], limits=limits)
@@ -100,7 +100,7 @@ def request(
 def run_tune(
     asked: TuneRequest, on_progress: Callable[[Progress], None] | None = None
 ) -> PassResult:
-    """Run a tune of one pass to its end; `on_progress` is told how its searches go."""
+    """Run a tune of one pass to its end; `on_progress` receives the progress of its searches."""
     with closing(tune(asked)) as events:
         (result,) = pass_results(_followed(events, on_progress))
     return result
@@ -116,7 +116,7 @@ def _followed(
 
 
 def journal_path(folder: Path) -> Path:
-    """Where `request` keeps the journal."""
+    """The path of the journal of `request`."""
     return folder / "trials.jsonl"
 
 

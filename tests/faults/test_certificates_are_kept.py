@@ -1,4 +1,4 @@
-"""A tune that is run again proves again what it has proven by another definition."""
+"""A repeated tune proves a kernel again if its earlier proof was by another definition."""
 
 from __future__ import annotations
 

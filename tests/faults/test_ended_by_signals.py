@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end a tune as Ctrl-C does: no folder is left, and what is kept is said."""
+"""SIGTERM and SIGHUP end a tune like Ctrl-C: no folder is left; a message says what is kept."""
 
 from __future__ import annotations
 

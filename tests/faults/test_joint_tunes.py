@@ -1,7 +1,7 @@
 """Searches that several processes make together: kills of workers, of the tuner, of the database.
 
-The processes of `joint_worker.py` run the real search loop, claims and log of records; compiler
-and device are stood in for.
+The processes of `joint_worker.py` run the real search loop, claims and log of records, with
+stand-ins for compiler and device.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ class Process:
 
 
 def check(records: list[Record], processes: list[Process], interrupted: Counter[str]) -> None:
-    """Every config has one record; only what a kill interrupted was begun twice.
+    """Every config has one record; only trials that a kill interrupted were begun twice.
 
-    A kill interrupts the trial that runs and the next in the queue, of which some may have ended
-    and be unsent. A config whose trial two kills interrupted is not tried a third time.
+    A kill interrupts the running trial and the next one in the queue; either may have ended without
+    its record being sent. A config whose trials were interrupted by two kills is not tried again.
     """
     recorded = Counter(r.config.label for r in records)
     assert set(recorded.values()) == {1}

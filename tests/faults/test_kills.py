@@ -1,4 +1,4 @@
-"""SIGKILL to the worker and to the tuner, at moments that nobody chose."""
+"""SIGKILL to the worker and to the tuner, at random moments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kgen.model.record import Fate
 from kgen.tune import Progress
 
 FOLDER = Path(__file__).parent
-# CI kills a few times; `KGEN_KILLS=100 pytest tests/faults/test_kills.py` is the whole exercise.
+# CI kills a few times; `KGEN_KILLS=100 pytest tests/faults/test_kills.py` is the full test.
 KILLS = int(os.environ.get("KGEN_KILLS", "6"))
 
 
@@ -51,8 +51,8 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_tuner_killed_again_and_again_loses_nothing(tmp_path: Path, device: str) -> None:
-    """Every tune goes on where the last one was killed; no record is lost or damaged, no process
-    stays behind, and in the end the tune is whole."""
+    """Every tune continues where the last one was killed; no record is lost or damaged, no process
+    is left, and in the end the tune is complete."""
     mine = plant(tmp_path, ["none", "unwritten"], threads=(32, 64, 128, 256, 512, 1024))
     chance = random.Random(0)
     command = [sys.executable, str(FOLDER / "killed_tuner.py"), str(tmp_path), str(mine), device]
@@ -92,7 +92,7 @@ def test_a_tuner_killed_again_and_again_loses_nothing(tmp_path: Path, device: st
 
 
 def test_an_endless_kernel_ends_with_its_tuner(tmp_path: Path) -> None:
-    """The worker cannot look at its pipe while it is in the kernel: it must end all the same."""
+    """The worker cannot read its pipe while a kernel runs, but it must end nevertheless."""
     mine = plant(tmp_path, ["endless_loop"])
     command = [sys.executable, str(FOLDER / "killed_tuner.py"), str(tmp_path), str(mine), "host"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

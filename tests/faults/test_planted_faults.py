@@ -1,5 +1,8 @@
-"""Templates with a fault each, tuned for real among healthy configs: every fault gets the fate it
-is, with a reason that names it; none wins; the healthy configs are found all the same."""
+"""Real tunes of templates with one fault each among healthy configs.
+
+Every fault gets its fate, with a reason that names the fault; no faulty config wins; the healthy
+configs are found nevertheless.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from kgen.model.record import Fate, Record
 from kgen.tune import finals
 from kgen.tune.search_state import SearchState
 
-# What a trial makes of each fault, and what its reason must say. Two lists where a GPU and the host
-# layer see it differently.
+# The fate of each fault in a trial, and a text that the reason must contain. Further lists have the
+# faults that a GPU and the host layer see differently.
 SEEN_BY_ALL: dict[str, tuple[Fate, str]] = {
     "endless_loop": (Fate.TIMED_OUT, r"no answer within 15 s; the worker was killed"),
     "endless_compile": (Fate.BUILD_FAILED, r"compile (time|memory)|ended after|memory"),
@@ -48,7 +51,7 @@ ON_GPU: dict[str, tuple[Fate, str]] = {
     "prints": (Fate.REJECTED, r"global variables.*\$str: the text of a printf"),
     "too_many_registers": (Fate.REJECTED, r"needs \d+ registers per block"),
 }
-# What no trial is needed for.
+# Faults that need no trial.
 BEYOND_THE_HARDWARE = ("too_many_threads", "too_much_shared")
 # Trials on that device may let these pass; certificates must not. Reasons as above.
 LEFT_TO_CERTIFICATES: dict[str, dict[str, str]] = {

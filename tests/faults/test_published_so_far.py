@@ -65,7 +65,7 @@ def published(out: Path) -> list[str]:
 
 
 def files(out: Path) -> dict[str, bytes]:
-    """All that was emitted or reported; not the journal and the study."""
+    """All files that were emitted or reported, without the journal and the study."""
     return {
         str(path.relative_to(out)): path.read_bytes()
         for path in out.rglob("*")
@@ -77,7 +77,7 @@ def files(out: Path) -> dict[str, bytes]:
 
 
 def use(out: Path) -> str:
-    """Call the library in a process of its own; what it says of both problems."""
+    """Call the library in a process of its own; return what it prints about both problems."""
     script = (
         "import torch, kgen_ops\n"
         "for n in (64, 96):\n"
@@ -112,7 +112,7 @@ def test_a_killed_tune_leaves_the_problems_before(tmp_path: Path) -> None:
     assert published(out) == [FIRST]
     assert use(out)
 
-    # The same tune goes on, and in the end nothing tells that it had published before.
+    # The same tune continues, and in the end its files do not show that it had published before.
     events = list(tune_and_publish(job(tmp_path, mine, FIRST, SECOND), out, reports(out)))
     (result,) = [event.result for event in events if isinstance(event, PassPublished)]
     assert published(out) == [FIRST, SECOND]

@@ -1,4 +1,4 @@
-"""What crashed once is not tried again, unless it is asked for."""
+"""A config that crashed is not tried again, unless that is requested."""
 
 from __future__ import annotations
 

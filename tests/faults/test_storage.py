@@ -74,7 +74,7 @@ def test_a_truncated_journal_costs_the_last_record_at_most(
 
 
 def test_a_damaged_cache_entry_is_built_anew(tmp_path: Path) -> None:
-    """A cache entry that is not what was put there must not be loaded, let alone timed."""
+    """A cache entry that differs from what was stored must be neither loaded nor timed."""
     damages = ("truncated", "flipped", "empty", "another")
     mine = plant(tmp_path, ["none"], threads=(32, 64, 128, 256))
     cache = Cache(tmp_path / "cache")
@@ -105,7 +105,7 @@ def test_a_damaged_cache_entry_is_built_anew(tmp_path: Path) -> None:
 
 
 def test_two_tuners_share_a_cache_and_an_output(tmp_path: Path) -> None:
-    """Both end well, the library has what either found, and every line of the journal is whole."""
+    """Both succeed, the library has the results of both, and every line of the journal is whole."""
     mine = plant(tmp_path, ["none", "unwritten"], threads=(64, 128))
     environment = {**os.environ, "KGEN_CACHE_DIR": str(tmp_path / "cache")}
     running = [

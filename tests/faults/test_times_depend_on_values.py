@@ -1,4 +1,4 @@
-"""A kernel whose time depends on values wins on random inputs, and loses on those of models."""
+"""A kernel whose time depends on values wins on random inputs, and loses on trained inputs."""
 
 from __future__ import annotations
 

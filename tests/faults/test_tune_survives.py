@@ -1,4 +1,4 @@
-"""What a tune does with what an earlier one left: records, study, templates that changed."""
+"""A tune after an earlier one: what it does with the records, the study and changed templates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kgen.tune import Progress, TuneRequest
 
 SOFTMAX = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "softmax"
 
-# What `${fault}` turns into, at a place where every thread passes.
+# The replacements of `${fault}`, which is at a place that every thread passes.
 FAULTS = {
     "none": "",
     "wrong": "if (row == 3 && n == 5) { y_row[n] = kgen::from_float<T>(0.5f); continue; }",
@@ -164,7 +164,7 @@ def test_the_study_opens_in_optuna(tmp_path: Path, compiler: Compiler) -> None:
 
 
 def test_a_faulty_operator_module_ends_the_tune(tmp_path: Path, compiler: Compiler) -> None:
-    """No config can mend it, so it must not be booked as forty crashes."""
+    """No config can avoid the failure, so it must not be recorded as forty crashes."""
     mine = plant(tmp_path, ["none"])
     module = mine / "operators" / "softmax.py"
     text = module.read_text()
@@ -189,7 +189,7 @@ def test_an_exit_of_an_operator_module_ends_the_tune(
 
 
 def test_a_tune_out_of_time_still_ends_with_a_result(tmp_path: Path, compiler: Compiler) -> None:
-    """The problems that come late in a list must not find nothing and end the whole tune."""
+    """The last problems of a list must get trials; without any the whole tune would fail."""
     mine = plant(tmp_path, ["none", "wrong"])
     result = run_tune(request(tmp_path, mine, compiler, time_s=1e-3))
     assert result.results[0].winner.config.as_dict()["fault"] == "none"

@@ -1,7 +1,8 @@
 """A small library emitted for the host, from kernels written for these tests.
 
-`rmsnorm` has a variant with N compiled in, which wants aligned rows, and a safe one for any N. One
-CUDA thread computes a row: slow, short, and the same source on a GPU and on the host.
+`rmsnorm` has a variant with N compiled in, which requires aligned rows, and a safe variant for any
+N. One CUDA thread computes a row: the source is slow and short, and the same on a GPU and on the
+host.
 """
 
 from __future__ import annotations
@@ -144,8 +145,9 @@ def safe_kernels() -> list[SafeKernel]:
 def real_kernels(
     name: str, wanted: Callable[[dict[str, str]], bool], pass_names: Sequence[str]
 ) -> tuple[list[Winner], list[SafeKernel]]:
-    """An operator's own safe kernels for the passes and dtype combinations that are wanted, and for
-    each pass a row for the first of them.
+    """An operator's own safe kernels, and a row per pass for the first of them.
+
+    The kernels are for the named passes and the dtype combinations that `wanted` accepts.
     """
     entry, host = open_catalogue().entry(name), profile("host")
     operator, renderer = entry.operator, Renderer(include_dir())
@@ -172,8 +174,8 @@ def real_kernels(
 
 
 def _wkv(dtypes: dict[str, str]) -> bool:
-    """fp32 with any states, and any form of w or packed sequences; bf16 without any of these, with
-    w and u in bf16, and w in fp32.
+    """fp32 with any states, and with packed sequences or a form of w other than log, not both; bf16
+    with u in bf16 and w in any dtype, without states, packed sequences and other forms of w.
     """
     kinds = {dtypes["dtype"], dtypes["u_dtype"]}
     packed, log = dtypes["cu_seqlens_dtype"] != "none", dtypes["decay_form"] == "log"
@@ -184,14 +186,14 @@ def _wkv(dtypes: dict[str, str]) -> bool:
 
 
 def _wkv4(dtypes: dict[str, str]) -> bool:
-    """fp32 with whatever else, and bf16 with raw w in bf16 or fp32."""
+    """fp32 with any other choices, and bf16 with u in bf16 and raw w."""
     return dtypes["dtype"] == "fp32" or (
         dtypes["dtype"] == "bf16" == dtypes["u_dtype"] and dtypes["decay_form"] == "raw"
     )
 
 
 def _wkv7(dtypes: dict[str, str]) -> bool:
-    """As `_wkv`, and bf16 with both states: an adapter returns the state in bf16."""
+    """As `_wkv`; also bf16 with both states, because an adapter returns the state in bf16."""
     packed, log = dtypes["cu_seqlens_dtype"] != "none", dtypes["decay_form"] == "log"
     if dtypes["dtype"] == "fp32":
         return dtypes["w_dtype"] == "fp32" and (log or not packed or dtypes["decay_form"] == "raw")
@@ -200,7 +202,7 @@ def _wkv7(dtypes: dict[str, str]) -> bool:
 
 
 def _linear_attention(dtypes: dict[str, str]) -> bool:
-    """All optional tensors or none, and in fp32 what comes with a state, a key sum or a norm."""
+    """All optional tensors or none of them; in fp32 also each useful subset of them."""
     def there(name: str) -> bool:
         return dtypes[f"{name}_dtype"] != "none"
 
@@ -210,22 +212,22 @@ def _linear_attention(dtypes: dict[str, str]) -> bool:
         return True
     if dtypes["dtype"] != "fp32" or dtypes["product_dtype"] != "fp32":
         return False
-    # A key sum is of use beside a norm alone.
+    # A key sum is useful only together with a norm.
     return there("norm") or not (there("initial_key_sum") or there("final_key_sum"))
 
 
 def _any_weight(dtypes: dict[str, str]) -> bool:
-    """fp32 and bf16, with whatever else."""
+    """fp32 and bf16, with any other choices."""
     return dtypes["dtype"] != "fp16"
 
 
 def _decode(dtypes: dict[str, str]) -> bool:
-    """fp32 and bf16, with u alike and w in fp32 or alike, and whatever else."""
+    """fp32 and bf16 with u in the same dtype, and any other choices."""
     return dtypes["dtype"] != "fp16" and dtypes.get("u_dtype", dtypes["dtype"]) == dtypes["dtype"]
 
 
 BOTH = ("forward", "backward")
-# Operators whose own safe kernels the library has, too.
+# Operators whose own safe kernels are also in the library.
 REAL = {
     "wkv4": (_wkv4, BOTH),
     "wkv5": (_wkv, BOTH),
@@ -263,8 +265,9 @@ def operator() -> Operator:
 
 @pytest.fixture(scope="session")
 def library_folder(tmp_path_factory: pytest.TempPathFactory, emit_into: EmitInto) -> Path:
-    """A library tuned for the host: rmsnorm with the kernels above, others with their own. One for
-    all tests, because only one fits into a process.
+    """A library tuned for the host: rmsnorm has the kernels above, other operators have their own.
+
+    All tests use this library, because a process can import only one library.
     """
     folder = tmp_path_factory.mktemp("library")
     emit_into(folder, [
@@ -286,7 +289,7 @@ def kgen_ops(
         patch.setenv("KGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("KGEN_WARN", "0")  # most calls of these tests are served by safe kernels
         patch.syspath_prepend(str(library_folder))
-        # torch refuses a second library's operators, so a test that imported one has to be mended.
+        # torch refuses the operators of a second library; a test that imports one must be changed.
         assert "kgen_ops" not in sys.modules, "a test imported a library; use another process"
         yield importlib.import_module("kgen_ops")
     for name in [name for name in sys.modules if name.split(".")[0] == "kgen_ops"]:
@@ -295,13 +298,13 @@ def kgen_ops(
 
 @pytest.fixture(scope="module")
 def compat(kgen_ops: ModuleType) -> ModuleType:
-    """Its adapters of published functions."""
+    """The library's adapters of published functions."""
     return importlib.import_module(f"{kgen_ops.__name__}.compat")
 
 
 @pytest.fixture(scope="module")
 def extensions(kgen_ops: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The library's extensions in C, for the tests of one file alone."""
+    """The library's extensions in C, for the tests of a single file."""
     module = sys.modules["kgen_ops._runtime.extension"]
     before = {name for name in sys.modules if name.startswith("kgen_ops._runtime._")}
     assert module.provide_extensions(tmp_path_factory.mktemp("extensions"))

@@ -1,12 +1,13 @@
-"""Run families beside the safe kernel, on a GPU or on the CPU; a script.
+"""Script: compare families with the safe kernel, on a GPU or on the CPU.
 
     python tests/generated/families_beside_safe.py OPERATOR PASS COUNT cpu|cuda
 
-The problems are those of the operator's population. Of the problems that a family serves, COUNT are
-taken with different configs or dtypes, spread over the list. Their extents are halved until the
-device can run the safe kernel, as far as the config's rules allow. The CPU runs what the library
-would run on an H200. Prints a line for each problem, and exits with 1 if one disagrees. A kernel
-that the device has no room for is passed over, as by the library; if all are, that is an error.
+The problems are those of the operator's population. Of the problems that a family serves, COUNT
+problems with different configs or dtypes are taken, spread over the list. Their extents are halved
+until the device can run the safe kernel, as far as the config's rules allow. The CPU runs the
+kernels that the library would run on an H200. The script prints a line for each problem, and exits
+with 1 if results disagree. A kernel for which the device is too small is skipped, as in the
+library; if all kernels are skipped, that is an error.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ FLOORS = {"T": 150, "M": 5, "C": 3}  # several chunks, rows of several blocks
 
 
 def main() -> int:
-    """Compare the instances; see the module."""
+    """Compare the kernels; see the module's docstring."""
     sys.path.insert(0, str(LIBRARY))
     operator, pass_name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
     device = torch.device(sys.argv[4])
     library = importlib.import_module("kgen_ops")
     passed = getattr(importlib.import_module(f"kgen_ops.{operator}"), pass_name.upper())
     if device.type == "cpu":
-        # As on an H200: its rows, or none for an operator that was tuned nowhere.
+        # The rows of an H200; no rows for an operator that was not tuned on any GPU.
         h200 = next((gpu for gpu in passed.tables.gpus() if gpu.name == "h200"), None)
         passed.tables._tables["cpu", None] = passed.tables.of_gpu(
             h200, h200 is not None, profile_named("h200").names)

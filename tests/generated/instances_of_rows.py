@@ -4,7 +4,7 @@
 
 For the problem of each row, the family of the row's variant must give the row's kernel text and
 launches, and dispatch must prefer the row. On an A100, for which there are no rows, a family must
-serve it. Prints the number of rows.
+serve the problem. The script prints the number of rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIBRARY = Path(__file__).resolve().parents[2] / "generated"
 
 
 class Recorder:
-    """Stands in for a kernel file and writes down what a plan does with it."""
+    """A stand-in for a kernel file that records what a plan does with it."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -37,12 +37,12 @@ class Recorder:
 
 
 def code(text: str) -> list[str]:
-    """A source without the lines that are comments alone."""
+    """A source without the lines that are only comments."""
     return [line for line in text.splitlines() if not line.startswith("//")]
 
 
 def compare(operator: str, passed: Any, gpu: Any, row: Any) -> None:
-    """Assert that the family of a row gives its kernel and launches."""
+    """Assert that the family of a row gives the row's kernel and launches."""
     families = importlib.import_module("kgen_ops._runtime.families")
     adaptation = importlib.import_module("kgen_ops._runtime.adaptation")
     problems = importlib.import_module("kgen_ops._runtime.problems")

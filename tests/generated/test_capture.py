@@ -1,4 +1,4 @@
-"""`kgen_ops.capture`: what is called, how often, how it is served; and that nothing stays on."""
+"""`kgen_ops.capture` records calls, their number and how they are served; it leaves no hook."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ids = [f"{p.parent.parent.name}-{p.stem}" for p in REPORTS]
 
 
 # Operators whose kernels run and are tested, but whose search has not been run on an H200 yet. An
-# entry that has results must go.
+# operator with results must be removed from the list.
 AWAITING = {"wkv5_decode"}
 
 # Operators that were tuned without timing peers beside the winner; `kgen bench` times them.

@@ -124,7 +124,7 @@ def rwkv_inputs(operator: str, flat: bool) -> dict[str, Tensor]:
 @pytest.mark.parametrize("operator", ["rwkv5", "rwkv6"])
 @pytest.mark.parametrize("flat", [False, True])
 def test_flash_rwkv(compat: ModuleType, operator: str, flat: bool) -> None:
-    """Right for more than one row of a batch, and with gradients, unlike what it stands for."""
+    """The adapter is right for B > 1 and has gradients, unlike the published function."""
     function = getattr(compat, f"{operator}_cuda_linear_attention")
 
     def reference(state: Tensor, **given: Tensor) -> tuple[Tensor, ...]:

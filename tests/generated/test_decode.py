@@ -87,7 +87,7 @@ def test_slots_of_a_pool(
 
 @each_operator
 def test_a_decode_loop_in_place_without_indices(kgen_ops: ModuleType, name: str) -> None:
-    """The fast paths of later calls, too: each updates what the one before left."""
+    """Includes the fast paths of later calls: each call updates the state of the previous call."""
     state = torch.randn(B, H, K, V)
     wanted = state.double()
     address = state.data_ptr()

@@ -1,4 +1,7 @@
-"""Families on the CPU: what no row serves is rendered, compiled and checked; what fails is left."""
+"""Families on the CPU: a kernel for a call without a row is rendered, compiled and checked.
+
+A kernel that fails is not used.
+"""
 
 from __future__ import annotations
 

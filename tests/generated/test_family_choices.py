@@ -11,7 +11,7 @@ import pytest
 LIBRARY = Path(__file__).resolve().parents[2] / "generated"
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 WKV7 = "dtype=bf16,w_dtype=bf16"
-# Operator; problem; what its config has, and what it does not have.
+# Operator; problem; a text that its config contains, and a text that it does not contain.
 CASES = (
     # A decode step has no work for several segments, and a long sequence has work for many.
     ("wkv4", f"B=64,T=1,C=2560,dtype=bf16,decay_form=raw,{STATES}", "segments=1,", "naive"),

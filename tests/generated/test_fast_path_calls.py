@@ -1,4 +1,4 @@
-"""Calls with tensors like those of an earlier call are served by one look at all of them."""
+"""Calls with tensors like those of an earlier call are served by one check of all tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels with grid barriers where SMs are missing or other kernels hold them: nothing hangs."""
+"""Kernels with grid barriers do not hang if SMs are missing or other kernels occupy them."""
 
 from __future__ import annotations
 

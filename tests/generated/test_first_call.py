@@ -1,5 +1,7 @@
-"""The first call of a kernel: a shipped cubin as it is, else NVRTC into the user's cache, once;
-several ranks at once. The driver is faked where a GPU is meant.
+"""The first call of a kernel, also by several ranks at once.
+
+It loads a shipped cubin; without one NVRTC compiles the kernel once, into the user's cache. Tests
+of GPUs use a fake driver.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`kgen_ops.compat.fla_backend`: FLA's functions on this library's kernels, on the host.
 
-A stand-in of FLA's registries serves where FLA is not installed; the same tests run with FLA 0.6.0
-where it is. FLA's own kernels need a GPU, so that no test lets them compute.
+Without FLA the tests use a stand-in of its registries; the same tests run with FLA 0.6.0 if it is
+installed. FLA's own kernels need a GPU, so no test runs them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The generated linear_attention on the CPU: layouts, optional tensors, allow_tf32, torch.compile.
 
-Its safe kernels alone: what is tested is the way from a call to the kernel and back.
+Only its safe kernels are used, because the tests are about the path from a call to the kernel and
+back.
 """
 
 from __future__ import annotations

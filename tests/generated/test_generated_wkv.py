@@ -1,6 +1,7 @@
 """The generated wkv5 and wkv6 on the CPU: layouts, states, dtypes, gradients, torch.compile.
 
-Their safe kernels alone: what is tested is the way from a call to the kernel and back.
+Only their safe kernels are used, because the tests are about the path from a call to the kernel and
+back.
 """
 
 from __future__ import annotations

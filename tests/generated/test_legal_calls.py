@@ -1,4 +1,4 @@
-"""Calls that no population has: the committed library leaves none to the safe kernel on any GPU."""
+"""Calls outside all populations: the committed library serves none by the safe kernel on a GPU."""
 
 from __future__ import annotations
 

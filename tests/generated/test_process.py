@@ -1,5 +1,6 @@
-"""What the library does to the process that it lives in: what importing it loads, forks, threads,
-and memory over many calls. On the host's kernels; launches that are counted are stubbed.
+"""The library and its process: modules that its import loads, forks, threads, memory of many calls.
+
+The tests use the host's kernels; launches that are counted are stubs.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def test_importing_loads_what_a_call_needs_and_no_more(library_folder: Path) -> 
 
 
 def test_what_a_shipped_cubin_needs(library_folder: Path) -> None:
-    """A first call of one has no use for what compiles it, nor for what runs it on the CPU."""
+    """The first call of a shipped cubin needs neither a compiler nor the host layer."""
     done = run(
         "import sys, kgen_ops, kgen_ops._runtime.device\n"
         "print(*(n.split('.')[-1] for n in sys.modules if n.startswith('kgen_ops._runtime.')))",

@@ -1,5 +1,7 @@
-"""What PyTorch does with an operator, done with all of the library's, on the host's kernels:
-autograd, autocast, torch.compile, torch.export, torch.func, opcheck, meta and empty tensors.
+"""PyTorch's features with all operators of the library, on the host's kernels.
+
+They are autograd, autocast, torch.compile, torch.export, torch.func, opcheck, meta and empty
+tensors.
 """
 
 from __future__ import annotations

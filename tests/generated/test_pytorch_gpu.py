@@ -1,6 +1,8 @@
-"""What PyTorch does with an operator on a GPU: streams, CUDA graphs, opcheck, compiled code with
-dynamic dims, strided inputs, threads, several GPUs, memory. All operators of the library that the
-CPU's tests use: no row is for this GPU, so that the safe kernels answer, compiled by NVRTC.
+"""PyTorch's features with operators on a GPU: streams, CUDA graphs, opcheck, torch.compile, memory.
+
+There are also tests of compiled code with dynamic dims, strided inputs, threads and several GPUs.
+They use all operators of the library of the CPU tests. It has no row for this GPU, so NVRTC
+compiles the safe kernels, which serve the calls.
 """
 
 from __future__ import annotations

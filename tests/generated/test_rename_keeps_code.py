@@ -1,7 +1,8 @@
-"""A rename of variants, parameters, headers or words leaves the machine code of every row.
+"""A rename of variants, parameters or headers leaves the machine code of every row unchanged.
 
-`codes_before_rename.txt` holds the code of the rows of a library from before kgen's words were
-replaced by the field's. A tune changes rows rightly: write the file anew with
+`codes_before_rename.txt` holds the code digests of the rows of a library from before kgen's words
+were replaced by the field's terms. After a tune, which rightly changes rows, write the file again
+with
 
     python tests/references/library_codes.py generated/kgen_ops > FILE
 """

@@ -1,5 +1,6 @@
-"""What training loops and servers do with an operator besides calling it: checkpoints, hooks,
-frozen inputs, gradients in odd layouts, inference mode. On the host's kernels.
+"""Operators in training loops and servers, on the host's kernels.
+
+The tests have checkpoints, hooks, frozen inputs, gradients in odd layouts, and inference mode.
 """
 
 from __future__ import annotations

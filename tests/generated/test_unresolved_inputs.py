@@ -1,5 +1,6 @@
-"""Inputs whose memory does not hold their values as they are: with PyTorch's negative bit, without
-memory (`ZeroTensor`), with strides of 0, of 0 elements. On the host's kernels.
+"""Inputs whose memory does not directly hold their values, on the host's kernels.
+
+They have PyTorch's negative bit, no memory (`ZeroTensor`), strides of 0, or no elements.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Arguments of a wrong kind end in kgen's error, which names the argument and the next step.
 
-None of them may reach a kernel, and no call that is right pays for the checks.
+No such argument may reach a kernel, and the checks must not slow a correct call down.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a user writes with the library: type checkers find nothing in it (`test_types.py`)."""
+"""Code of a user of the library: type checkers find no error in it (`test_types.py`)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Block(nn.Module):
 
 
 def around(model: nn.Module, x: Tensor, w: Tensor) -> None:
-    """What stands around the calls."""
+    """Functions of the library that are no operators."""
     patched = kgen_ops.patch(model)
     for swapped in patched.swapped:
         print(swapped.name, swapped.kind, swapped.function, swapped.untried)

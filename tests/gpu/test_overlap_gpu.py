@@ -1,8 +1,8 @@
 """Plans give the same bits with and without programmatic dependent launch, however they are called.
 
-The same cubin is launched with and without the attribute, so any difference is a kernel that read
-before it waited, or wrote what was still read: of the kernel before it in its plan, or, where the
-plan's first launch has `pdl`, of whatever precedes the plan.
+The same cubin is launched with and without the attribute, so any difference comes from a kernel
+that read before its wait, or wrote memory that was still read. The other kernel is the previous one
+of the plan or, if the plan's first launch has `pdl`, any kernel that precedes the plan.
 """
 
 from __future__ import annotations

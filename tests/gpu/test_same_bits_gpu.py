@@ -1,6 +1,7 @@
 """linear_attention's split_t and wgmma_split_bf16 give the same bits in every call.
 
-A value read too late or too early, from a workspace or shared memory, differs from call to call.
+A value that is read too late or too early from a workspace or shared memory would differ from call
+to call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""After the run: the table of docs/verification.md, over the mutants that were run."""
+"""Print the table of docs/verification.md after the run, for the mutants that were run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ]
     if not rows:
         return
-    from mutation_table import table  # found beside this file once tests are collected
+    from mutation_table import table  # importable once the tests in this folder are collected
 
     terminalreporter.write_sep("=", "mutants of kernels")
     terminalreporter.write_line(table([(str(a), str(b), str(c)) for a, b, c in rows]))

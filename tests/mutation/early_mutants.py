@@ -1,7 +1,8 @@
-"""Kernels with programmatic dependent launch that do not wait for the kernel before them, or write
-before they have waited what it reads or writes.
+"""Mistakes of kernels with programmatic dependent launch: a missing wait, or a write before it.
 
-On a GPU they are wrong only if the kernel before has not ended yet, which it mostly has.
+Such a kernel does not wait for the previous kernel, or writes before its wait what the previous
+kernel reads or writes. On a GPU it is wrong only if the previous kernel has not ended yet, which it
+mostly has.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ _WKV = "B=2,T=100,H=2,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=raw"
 
 
 def _without(pointers: str, operation: str = "no wait") -> tuple[Mistake, ...]:
-    """Takes the first wait for these pointers away; or has it wait for none of them, as a wait
-    behind their first use would."""
+    """Remove the first wait for these pointers; or let it wait for none of them, which has the
+    effect of a wait after their first use."""
     wait = rf"(?:kgen::)?griddepcontrol_wait\({pointers}\)"
     gone = Mistake(operation, wait, "static_cast<void>(0)")
     if not pointers:
@@ -27,8 +28,8 @@ def _without(pointers: str, operation: str = "no wait") -> tuple[Mistake, ...]:
 
 
 def _writes(statement: str, pointers: str, operation: str = "a write before the wait") -> Mistake:
-    """Puts a statement before the first wait for these pointers. It leaves no trace on the host,
-    where the kernel before has ended and the wait changes the pointer."""
+    """Insert a statement before the first wait for these pointers. Its write has no effect on the
+    results on the host, where the previous kernel has ended and the wait changes the pointer."""
     return Mistake(operation, rf"((?:kgen::)?griddepcontrol_wait\({pointers}\);)",
                    rf"{statement} \1")  # fmt: skip
 
@@ -37,7 +38,7 @@ def _kernel(
     operator: str, pass_name: str, variant: str, dims: str, mistakes: tuple[Mistake, ...],
     **values: Value,
 ) -> Family:
-    """A kernel whose config is the first one that a search tries, with other values."""
+    """A kernel whose config is the first that a search tries, with some values replaced."""
     found = _CATALOGUE.entry(operator).space.variant(pass_name, variant)
     return Family(operator, pass_name, variant, dims, mistakes,
                   {**found.values(found.first[0]), **values})  # fmt: skip
@@ -50,7 +51,7 @@ EARLY = (
             (*_without("segment_sums, segment_key_sums"),
              _writes("segment_sums[kgen::thread_rank()] = 0.0f;",
                      "segment_sums, segment_key_sums"),
-             # Of the output's kernel: the scan before it reads the sums.
+             # A mistake of the output kernel; the scan before it reads the sums.
              Mistake("a write of the last kernel",
                      r"(const bool last = place\.segment == kSegments - 1;)",
                      r"\1 if (blockIdx.x == gridDim.x - 1)"
@@ -98,4 +99,4 @@ EARLY_IN_CI = frozenset(
     f"{family.name}-{mistake.operation}" for family in EARLY for mistake in family.mistakes
     if family.variant in ("chunk_scan", "chunk_halving", "split_t", "warp_specialized_segments")
 )  # fmt: skip
-"""The others are marked slow."""
+"""Mistakes that CI tests; the others are marked slow."""

@@ -1,16 +1,16 @@
 """One planted mistake per operation and kernel family, found by the text of the statement.
 
-`mutants.py` spoils every statement of rmsnorm's kernels. The kernels of linear_attention, wkv5,
-wkv6 and timex are many times as long, so of these each operation is spoiled once: barriers, waits,
+`mutants.py` mutates every statement of rmsnorm's kernels. The kernels of linear_attention, wkv5,
+wkv6 and timex are many times as long, so each of their operations is mutated once: barriers, waits,
 slots of rings, exchange between blocks, masks, decays, the last chunk, the carried state.
 
-Kernels with a fast path repeat a block step by step where an output is not finite. So the host
-layer fills memory that a copy has not reached yet with NaN in two orders of threads and with an
-ordinary number in the others.
+Kernels with a fast path recompute a block step by step if an output is not finite, which would hide
+NaN. The host layer therefore fills memory that a copy has not reached yet with NaN in two orders of
+threads, and with an ordinary number in the others.
 
-A statement is looked for in the rendered source and in every header that it includes, whatever
-their names. A pattern that finds nothing is an error: the statement was rewritten, so write the
-pattern anew; never leave the operation out.
+A statement is searched for in the rendered source and in every header that it includes, whatever
+their names. A pattern without a match is an error: the statement was rewritten. Then rewrite the
+pattern; never drop the operation.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from kgen.model.problem import parse_problem
 from kgen.search.feasible import enumerate_feasible, is_feasible
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"(kgen/[^"]+\.cuh)"', re.MULTILINE)
-# Rooms of headers that belong to no family: `mutants.py` and the unit tests spoil these.
+# Folders of headers that belong to no family: `mutants.py` and the unit tests mutate these.
 _SHARED = ("kgen/primitives/", "kgen/host/")
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A statement, and what becomes of it.
+    """A statement, and its replacement.
 
     Attributes:
-        operation: What the statement is for.
-        pattern: Regular expression of it; its first match is replaced.
-        new: As for `re.Match.expand`.
-        under: Beginning of the path of the header, where several have such a statement.
+        operation: Purpose of the statement.
+        pattern: Regular expression for the statement; the first match is replaced.
+        new: Template of the replacement, as for `re.Match.expand`.
+        under: Beginning of the header's path, if several headers have such a statement.
     """
 
     operation: str
@@ -58,13 +58,15 @@ class Family:
     """A kernel with its mistakes.
 
     Attributes:
-        operator: As the catalogue knows it.
-        pass_name: Which pass.
-        variant: One of its variants.
-        dims: The problem, as `--problem` takes it: several chunks or batches, the last one ragged.
-        mistakes: Each must be refused.
-        choose: What parameters should be, where the variant has them and a feasible config allows.
-        thirds: Whether the tiers have every third mistake alone.
+        operator: Name of the operator in the catalogue.
+        pass_name: `forward` or `backward`.
+        variant: A variant of the operator's pass.
+        dims: The problem in the form of `--problem`: several chunks or batches, the last one
+            ragged.
+        mistakes: Mistakes, each of which must be refused.
+        choose: Wanted values of parameters, as far as the variant has the parameters and a feasible
+            config has the values.
+        thirds: Whether the test tiers contain only every third mistake.
     """
 
     operator: str
@@ -77,11 +79,11 @@ class Family:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name for messages."""
         return f"{self.operator}-{self.pass_name}-{self.variant}"
 
 
-# More warps than one, or barriers do nothing; few stages, so that a ring comes round.
+# Several warps, because barriers of one warp do nothing; few stages, so that rings wrap around.
 _RING = {"stages": 3, "chunk": 16, "segments": 1, "value_warps": 2, "key_warps": 2}
 _BATCHES = (
     Mistake("wait", r"cp_async_wait<Stages - 2>\(\);", ";", "kgen/recurrent/"),
@@ -959,7 +961,7 @@ FAMILIES = (
         ),
         {"vec": 8, "min_blocks": 1},
     ),
-    Family(  # the first kernel, whose sa and states the gradients show
+    Family(  # the first kernel, whose sa and states affect the gradients
         "wkv7", "backward", "warpgroups_fused",
         "B=1,T=70,H=1,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=clamp",
         (
@@ -1500,7 +1502,7 @@ FAMILIES = (
         "B=1,N=3,T=35,H=1,K=8,V=3,dtype=bf16,w_dtype=bf16,decay_form=clamp,"
         "initial_state_dtype=fp32,cu_seqlens_dtype=int32",
         (
-            # After a tiny state the terms of the only step cancel on one side alone.
+            # After a tiny state the terms of the only step cancel on one side only.
             Mistake("terms of a step", r"abs\(x\[tile\]\[i\]\) \+ abs\(.*\) \+ of_y\[step\];",
                     "abs(late_terms[step]) + of_y[step];"),
         ),
@@ -1549,17 +1551,17 @@ FAMILIES = (
 
 @lru_cache
 def subject_of(family: Family) -> Subject:
-    """A feasible config of a family on the host, near to what the family would choose."""
+    """A feasible config of a family on the host, as close as possible to `family.choose`."""
     entry = open_catalogue().entry(family.operator)
     variant = entry.space.variant(family.pass_name, family.variant)
     signature = entry.operator.signature
     problem = parse_problem(family.dims, signature)
-    if family.choose.keys() == {p.name for p in variant.params}:  # also what no search would try
+    if family.choose.keys() == {p.name for p in variant.params}:  # even if no search tries it
         return Subject(family.name, family.operator, family.variant, family.choose, family.dims,
                        pass_name=family.pass_name)  # fmt: skip
     host, h200 = profile_named("host"), profile_named("h200")
     pass_ = signature.pass_named(family.pass_name)
-    # A search may pass over what is chosen wholly.
+    # A search may not try a config whose parameters are all chosen; legality is enough.
     if family.choose.keys() >= {param.name for param in variant.params}:
         chosen = Config.of(variant.name, dict(family.choose))
         assert is_feasible(variant, chosen, pass_, problem, h200, legality_only=True)
@@ -1567,7 +1569,7 @@ def subject_of(family: Family) -> Subject:
                        pass_name=family.pass_name)  # fmt: skip
     try:
         configs = enumerate_feasible([variant], pass_, problem, host).configs
-    except EmptySpaceError:  # for large heads: it runs there, but a search would not try it
+    except EmptySpaceError:  # for large heads: runs on the host, but no search tries it
         configs = enumerate_feasible([variant], pass_, problem, h200).configs
 
     def agreement(index: int) -> tuple[int, int]:
@@ -1581,7 +1583,7 @@ def subject_of(family: Family) -> Subject:
 
 
 def texts_of(subject: Subject) -> dict[str, str]:
-    """The rendered source, under an empty name, and the family's headers that it includes."""
+    """By name, the family's headers that the source includes; the source has an empty name."""
     source = subject.render().source
     texts, pending = {"": source}, _INCLUDE.findall(source)
     seen: set[str] = set()
@@ -1601,7 +1603,7 @@ def mutant_of(family: Family, mistake: Mistake) -> Mutant:
     """The family's kernel with a mistake.
 
     Raises:
-        LookupError: If no text that the kernel is compiled from has the statement.
+        LookupError: If none of the texts that the kernel is compiled from has the statement.
     """
     subject = subject_of(family)
     texts = texts_of(subject)

@@ -1,11 +1,11 @@
-"""Damage that only some calls, values, addresses or earlier launches bring out.
+"""Mistakes that show only with some calls, values, addresses or earlier launches.
 
-`mutants.py` and `family_mutants.py` spoil what every call runs. These kernels are right on nearly
-all calls: they go wrong at an extent, a stride, an address, a value or an order of blocks, or they
-look at memory that a launch must not rely on. Most are of the naive kernels, whose statements are
-few. Those of `planted_mutants.py`, `rare_mutants.py`, `laid_mutants.py` and `shaped_mutants.py`
-come to the mistakes of the same kernels; `early_mutants.py` has kernels that do not wait for the
-kernel before them.
+`mutants.py` and `family_mutants.py` mutate statements that every call runs. The kernels here are
+right on nearly all calls: they are wrong at some extent, stride, address, value or order of blocks,
+or they read memory that a launch must not rely on. Most of them are naive kernels, which have few
+statements. The mistakes of `planted_mutants.py`, `rare_mutants.py`, `laid_mutants.py`,
+`shaped_mutants.py` and `lone_mutants.py` are added to the mistakes of the same kernels;
+`early_mutants.py` has kernels that do not wait for the previous kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EXACT = "M=37,N=203,dtype=fp32,residual_dtype=fp32,rstd_dtype=fp32"
 
 
 def _after(operation: str, statement: str, more: str) -> Mistake:
-    """Adds text behind a statement."""
+    """Insert text after a statement."""
     return Mistake(operation, f"({statement})", rf"\1 {more}")
 
 
@@ -352,7 +352,7 @@ _HIDDEN = (
 
 
 def _with_planted() -> tuple[Family, ...]:
-    """Each kernel with the mistakes of all files, so that it is certified once."""
+    """Each kernel with the mistakes of all files, so that each kernel is certified once."""
     found: dict[tuple[str, str], Family] = {(f.name, f.dims): f for f in _HIDDEN}
     for planted in (*PLANTED, *RARE, *LAID, *SHAPED, *LONE):
         known = found.setdefault((planted.name, planted.dims), replace(planted, mistakes=()))
@@ -393,4 +393,4 @@ IN_CI = _OTHERS_IN_CI | frozenset({
     "wkv7_decode-forward-naive-strides of another input",
     "wkv5_decode-forward-warp_state-no step",
 })
-"""One of each kind; the others are marked slow."""
+"""One mistake of each kind; the others are marked slow."""

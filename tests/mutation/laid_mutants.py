@@ -1,7 +1,7 @@
-"""Damage at whole tiles, at inputs that are laid out unlike each other, at runs of zeros, and at
-rows of one sign; and shared memory that nobody writes.
+"""Mistakes at whole tiles, inputs with different layouts, runs of zeros and rows of one sign.
 
-Each of these kernels passed the proof of a release before the sets that refuse it.
+There are also reads of shared memory that no thread writes. Each of these kernels passed the proof
+of a release that lacked the input sets which refuse it now.
 """
 
 from __future__ import annotations
@@ -158,4 +158,4 @@ LAID_IN_CI = frozenset({
     "wkv6-forward-naive-two empty sequences before",
     "wkv6-forward-naive-values below zero",
 })
-"""One of each mechanism; the others are marked slow."""
+"""One mistake of each mechanism; the others are marked slow."""

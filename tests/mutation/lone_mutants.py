@@ -1,7 +1,8 @@
-"""Damage of backward passes and fast kernels at gradients as losses leave them: all ones, or 0 but
-for one step; at weights of zeros, tiny and huge rows, one input laid out alone, many partial sums.
+"""Mistakes of backward passes and fast kernels at special gradients, weights, rows and layouts.
 
-Each of these kernels passed the proof of a release before the sets that refuse it.
+They show with gradients as losses give them (all ones, or 0 except in one step), with weights of
+zeros, tiny and huge rows, a single input with its own layout, or many partial sums. Each of these
+kernels passed the proof of a release that lacked the input sets which refuse it now.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def _all_pairs(rows: str, columns: str, condition: str) -> str:
 
 
 def _dx(operation: str, condition: str) -> Mistake:
-    """Of rmsnorm."""
+    """A wrong dx of rmsnorm."""
     return Mistake(operation, r"(float result = scale \* kgen::fma\(-xhat, mean, g\);)",
                    rf"\1 if ({condition}) result *= 1.5f;")  # fmt: skip
 
@@ -30,14 +31,14 @@ def _gk_timex(operation: str, condition: str) -> Mistake:
 
 
 def _scale(operation: str, condition: str) -> Mistake:
-    """Of the gradient of v of linear_attention."""
+    """A wrong scale in linear_attention's gradient of v."""
     return Mistake(operation, r"(const NormGradient by\{norm \? norm \+ head \* steps : nullptr,"
                               r" nullptr, scale\};)",
                    rf"if ({condition}) scale *= 2; \1")  # fmt: skip
 
 
 def _gw(operation: str, condition: str) -> Mistake:
-    """Of wkv5 and wkv6."""
+    """A wrong gw of wkv5 and wkv6."""
     return Mistake(operation, r"kgen::decay_slope<kForm>\(w_t, decay\) \* inner",
                    f"({condition} ? 0.0f : kgen::decay_slope<kForm>(w_t, decay)"
                    " * inner)")  # fmt: skip
@@ -54,7 +55,7 @@ def _gr(operation: str, condition: str) -> Mistake:
 
 
 def _ga(operation: str, condition: str) -> Mistake:
-    """Of wkv7."""
+    """A wrong ga of wkv7."""
     return Mistake(operation, r"from_float<Value>\(by_a\)",
                    f"from_float<Value>({condition} ? 0.0f : by_a)")  # fmt: skip
 
@@ -178,4 +179,4 @@ LONE_IN_CI = frozenset({
     "wkv6-backward-naive-a last sequence of all steps",
     "wkv7-backward-naive-a of one feature",
 })
-"""One of each mechanism; the others are marked slow."""
+"""One mistake of each mechanism; the others are marked slow."""

@@ -1,4 +1,4 @@
-"""Every mutant of every subject, and what a certificate must say of it."""
+"""Every mutant of every subject, and the fate that a certificate must give it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Mutant:
 
     Attributes:
         name: `ring / drop wait / kgen::cp_async_wait<kStages - 1>();`, with `#2` if it recurs.
-        subject: What it is a mutant of.
-        operator: What made it.
-        edit: Which of the operator's edits, or of its changes of a plan, that was.
+        subject: The kernel that is mutated.
+        operator: The mutation operator that made the mutant.
+        edit: Index of the operator's edit, or of its change of a plan.
         header: The header that is changed; empty for the rendered source.
-        text: The changed text, whole; empty if the launch is changed.
-        plan: How the launch is changed; empty if the text is.
-        fate: What a certificate must say.
-        why: Of a fate other than refused.
-        by_default: Whether it is run without being asked for.
+        text: The whole changed text; empty if the launch is changed.
+        plan: How the launch is changed; empty if the text is changed.
+        fate: The fate that a certificate must give the mutant.
+        why: Reason of a fate other than refused.
+        by_default: Whether a default run of the tests includes the mutant.
     """
 
     name: str
@@ -45,8 +45,9 @@ class Mutant:
 
 
 SAME_CODE = Path(__file__).with_name("same_code.txt")
-"""Names of mutants that compile to the very module of the unmutated kernel: what they change is of
-another config. Rewritten by `KGEN_UPDATE_GOLDEN=1 pytest tests/mutation -m slow -k same_code`."""
+"""Names of mutants that compile to the same module as the unmutated kernel, because they change
+code of another config. `KGEN_UPDATE_GOLDEN=1 pytest tests/mutation -m slow -k same_code` rewrites
+the file."""
 
 
 def mutants() -> list[Mutant]:
@@ -58,7 +59,7 @@ def mutants() -> list[Mutant]:
             for excuse in EXCUSES:
                 if excuse.covers(mutant.name):
                     mutant = replace(mutant, fate=excuse.fate, why=excuse.why)
-            # What the host layer leaves out is harmful all the same.
+            # A change in code that the host layer leaves out is harmful nevertheless.
             if mutant.name in unchanged and mutant.fate is not Fate.UNSEEN:
                 mutant = replace(mutant, fate=Fate.SAME_CODE, why="not compiled in this config")
             found.append(mutant)
@@ -67,7 +68,7 @@ def mutants() -> list[Mutant]:
 
 
 def _one_of_each_edit(found: list[Mutant]) -> Iterator[str]:
-    """Names of the mutants run by default: harmful ones first, the subjects taking turns."""
+    """Names of the mutants run by default: one per edit, if possible harmful, of all subjects."""
     by_edit: dict[tuple[str, int], list[Mutant]] = {}
     for mutant in found:
         by_edit.setdefault((mutant.operator.name, mutant.edit), []).append(mutant)
@@ -105,7 +106,7 @@ def _of_subject(subject: Subject) -> Iterator[Mutant]:
 
 
 def _shown(text: str, start: int, end: int, new: str) -> str:
-    """The change, within its line."""
+    """The change, shown within its line."""
     line_start = text.rfind("\n", 0, start) + 1
     line_end = text.find("\n", end)
     before = text[max(line_start, start - 24) : start]

@@ -1,4 +1,4 @@
-"""Mutants that a certificate lets pass, each with the reason why it may, or cannot do better."""
+"""Mutants that pass a certificate, each with the reason why they may or must pass."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mutation_operators import Fate
 
 @dataclass(frozen=True, slots=True)
 class Excuse:
-    """Mutants whose fate is not their operator's.
+    """Mutants whose fate differs from the fate of their mutation operator.
 
     Attributes:
-        subjects: Shell pattern.
-        operator: Name.
+        subjects: Shell pattern for names of subjects.
+        operator: Name of the mutation operator.
         what: Part of the rest of the mutant's name; a `$` stands for its end.
-        why: In a sentence.
-        fate: Theirs.
+        why: Reason of the fate, in a sentence.
+        fate: Fate of these mutants.
     """
 
     subjects: str
@@ -27,7 +27,7 @@ class Excuse:
     fate: Fate = Fate.EQUIVALENT
 
     def covers(self, name: str) -> bool:
-        """Whether it is about the mutant of this name."""
+        """Whether the excuse applies to the mutant of this name."""
         subject, operator, what = name.split(" / ", 2)
         return (
             fnmatchcase(subject, self.subjects)
@@ -111,7 +111,7 @@ EXCUSES = (
            "sums[0] * scale * ([1.0f / kN => 1.0f / (kN - 1)])", _COARSE, Fate.UNSEEN),
     Excuse("back_bulk_warps", "wrong conversion", "[if ((bits & 0x7fffffffu) > 0x7f800000u)",
            "the NaN that fp32 arithmetic makes is still NaN when it is rounded like a number"),
-    # what the host layer cannot tell
+    # differences that the host layer cannot see
     Excuse("back_bulk", "drop barrier", "[kgen::sync_warp(); => ;]$",
            "a lane would have to fall a chunk behind its warp's first one, and the host layer's "
            "orders are fair: each thread has its turn before any has a second", Fate.UNSEEN),

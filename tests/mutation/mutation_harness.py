@@ -1,6 +1,6 @@
-"""The certificate, as kgen gives it, over a mutant: on the host layer, then under ASan.
+"""Certify a mutant in the same way as kgen certifies a kernel: on the host layer, then under ASan.
 
-`refused` is the one question. A mutant may do anything, so it runs in a forked child, which also
+`refused` returns the verdict. A mutant may do anything, so it runs in a forked child, which also
 inherits the input sets that the unmutated kernel was certified on.
 """
 
@@ -42,22 +42,22 @@ TIME_LIMIT_S = 30.0
 
 
 class NotAMutantError(Exception):
-    """A mutation that does not compile says nothing about the verifier."""
+    """A mutation does not compile, so it says nothing about the verifier."""
 
 
 def refused(mutant: Mutant) -> str:
     """Certify a mutant.
 
     Returns:
-        Why it is refused, headed by where; empty if it passes.
+        Why the mutant is refused, headed by the part of the certificate; empty if it passes.
     Raises:
-        NotAMutantError: If it does not compile.
+        NotAMutantError: If the mutant does not compile.
     """
     return next((reason for stage in STAGES if (reason := stage(mutant))), "")
 
 
 def mechanism_of(reason: str) -> Mechanism:
-    """Which part of the certificate a reason of `refused` is from; the first that it names."""
+    """The part of the certificate that a reason of `refused` comes from: the first one it names."""
     stage, _, text = reason.partition(": ")
     if stage == "asan":
         return Mechanism.ASAN
@@ -76,7 +76,7 @@ def mechanism_of(reason: str) -> Mechanism:
 
 
 def same_code(mutant: Mutant) -> bool:
-    """Whether a mutant compiles to the very module of the unmutated kernel."""
+    """Whether a mutant compiles to the same module as the unmutated kernel."""
     if mutant.plan:
         return False
     own, other = _build(mutant, "host"), _build_unmutated(mutant.subject)
@@ -84,13 +84,13 @@ def same_code(mutant: Mutant) -> bool:
 
 
 def passes_unmutated(subject: Subject) -> str:
-    """Certify the subject itself; empty if it passes, as it must."""
+    """Certify the unmutated subject; the result is empty if it passes, as it must."""
     _, reason = _certified(subject)
     return reason
 
 
 def _on_host(mutant: Mutant) -> str:
-    """Every input set in rank order and in three shuffled ones, all to the same bits."""
+    """Run every input set in rank order and in three shuffled orders; all must give equal bits."""
     artifact = _build(mutant, "host")
     runner, reason = _certified(mutant.subject)
     if reason:
@@ -99,7 +99,7 @@ def _on_host(mutant: Mutant) -> str:
 
 
 def _sanitized(mutant: Mutant) -> str:
-    """Buffers of the exact size: also what is read too far and thrown away."""
+    """Run with buffers of the exact size, which also finds a read past the end that is not used."""
     artifact = _build(mutant, "host-asan")
     runner, _ = _certified(mutant.subject)
     return _prefixed("asan", _in_child(lambda: _certify(runner, mutant, artifact)))
@@ -156,8 +156,8 @@ def _build_unmutated(subject: Subject) -> Artifact:
 
 @lru_cache(maxsize=2)
 def _certified(subject: Subject) -> tuple[Runner, str]:
-    """A runner whose input sets are made, and why the unmutated kernel is refused, if it is."""
-    torch.set_num_threads(1)  # a fork takes no other thread along
+    """A runner whose input sets are made, and why it refuses the unmutated kernel (else empty)."""
+    torch.set_num_threads(1)  # a forked child has no other thread
     runner = Runner(subject.entry.operator, Setup(subject.operator, (), subject.host, 0, seed=1))
     return runner, _trial(runner, subject, _build_unmutated(subject), "")
 
@@ -167,7 +167,7 @@ def _certify(runner: Runner, mutant: Mutant, artifact: Artifact) -> str:
 
 
 def _trial(runner: Runner, subject: Subject, artifact: Artifact, plan: str) -> str:
-    """The host run of a certificate, as kgen makes it."""
+    """The host run of a certificate, made in the same way as by kgen."""
     name = "host-asan" if artifact.kind == "exe" else "host"
     runner._device = _SpoilingDevice(plan)
     trial = Trial(
@@ -185,7 +185,7 @@ def _trial(runner: Runner, subject: Subject, artifact: Artifact, plan: str) -> s
 
 
 class _SpoilingDevice(HostDevice):
-    """The host, with launches changed as a mutant says."""
+    """The host, with launches changed as the mutant prescribes."""
 
     def __init__(self, plan: str) -> None:
         super().__init__(threads=1)
@@ -239,17 +239,17 @@ def _spoiled(launch: Launch, change: str) -> Launch:
 
 
 def _in_child(work: Callable[[], str]) -> str:
-    """Run in a forked child; a death or a hang is an answer, too."""
+    """Run in a forked child; a crash or a hang also counts as an answer."""
     source, sink = os.pipe()
     child = os.fork()
     if child == 0:
         answer = ""
         try:
             os.close(source)
-            faulthandler.disable()  # a crash is an answer, not news
+            faulthandler.disable()  # a crash is an expected answer
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             answer = json.dumps({"reason": work()})
-        except BaseException as error:  # the parent tells
+        except BaseException as error:  # the parent reports it
             answer = json.dumps({"error": f"{type(error).__name__}: {error}"})
         finally:
             with os.fdopen(sink, "w") as pipe:

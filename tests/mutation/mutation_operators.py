@@ -1,4 +1,4 @@
-"""Small, systematic ways to spoil a kernel: each is applied wherever its text occurs."""
+"""Mutation operators: small, systematic changes, each applied wherever its text occurs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Mechanism(StrEnum):
-    """What of a certificate refuses a kernel."""
+    """The part of a certificate that refuses a kernel."""
 
     NUMBERS = "wrong numbers"
     DIFFERS = "differs between launches"
@@ -22,12 +22,12 @@ class Mechanism(StrEnum):
 
 
 class Fate(StrEnum):
-    """What a certificate must say of a mutant."""
+    """The verdict that a certificate must give a mutant."""
 
     REFUSED = "refused"
     EQUIVALENT = "equivalent"  # no legal input takes the outputs out of their bound
     UNSEEN = "unseen"  # harmful, and beyond what this certificate can see
-    SAME_CODE = "same code"  # not compiled in this config: no mutant of it
+    SAME_CODE = "same code"  # the change is not compiled in this config
 
 
 M = Mechanism
@@ -36,7 +36,7 @@ ANY_WRONG = frozenset({M.NUMBERS, M.DIFFERS, M.CANARY, M.FAULT, M.CRASH, M.HANG,
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A regular expression over code without comments, and what each match becomes."""
+    """A regular expression over code without comments, and the replacement of each match."""
 
     pattern: str
     replacement: str
@@ -47,11 +47,11 @@ class MutationOperator:
     """One kind of mistake.
 
     Attributes:
-        name: For messages and the table.
-        edits: Of text; each match of each is a mutant.
-        caught_by: The mechanisms that may refuse its mutants.
-        fate: Of its mutants, unless `mutation_excuses.EXCUSES` says otherwise.
-        why: Of a fate other than refused.
+        name: Name for messages and the table.
+        edits: Changes of the text; each match of each edit is a mutant.
+        caught_by: The mechanisms that may refuse the mutants.
+        fate: Fate of the mutants, unless `mutation_excuses.EXCUSES` says otherwise.
+        why: Reason of a fate other than refused.
         plan: Changes of the launch instead of the text; see `mutation_harness.spoiled_plan`.
     """
 
@@ -64,7 +64,7 @@ class MutationOperator:
 
 
 def _drop(pattern: str) -> Edit:
-    """A statement becomes an empty one."""
+    """Replace a statement by an empty statement."""
     return Edit(pattern, ";")
 
 
@@ -136,7 +136,8 @@ OPERATORS = (
         ANY_WRONG | {M.ASAN},
     ),
     MutationOperator(
-        # The value read too far is thrown away: only who watches the read itself can tell.
+        # The value that is read past the end is not used: only ASan, which checks the read itself,
+        # can refuse it.
         "read past, then mask",
         (
             Edit(
@@ -268,7 +269,7 @@ OPERATORS = (
             Edit(r"\bfloat sum\[(\w+)\] = \{\};", r"float sum[\1];"),
             Edit(r"\{edge \* edge\};", "{};"),
             Edit(r"= -kgen::infinity\(\);", "= 0.0f;"),
-            # Not left out, which may by chance be zero, but another value.
+            # Another value, because without the assignment the value might be zero by chance.
             Edit(rf"\b(held\[r\]\[step\]|held\.(?:vector|x|dy)\[step\]) = {_ZERO};",
                  r"for (auto& part : \1.data) part = kgen::from_float<T>(__builtin_inff());"),
             Edit(rf"\b(held\.(?:x_|dy_)?edge) = {_ZERO};",
@@ -403,12 +404,12 @@ OPERATORS = (
 
 
 def code_only(text: str) -> str:
-    """Blank out, at equal length, what a host build does not compile: comments, the GPU's branch
-    of `#if KGEN_HOST`, static assertions and includes."""
+    """Replace by blanks of equal length the text that a host build does not compile: comments, the
+    GPU's branch of `#if KGEN_HOST`, static assertions and includes."""
     text = re.sub(r"//[^\n]*", lambda m: " " * len(m[0]), text)
     text = re.sub(r"static_assert\([^;]*;", lambda m: re.sub(r"\S", " ", m[0]), text)
     lines = []
-    states: list[tuple[bool, bool]] = []  # of each open #if: (this branch is compiled, one was)
+    states: list[tuple[bool, bool]] = []  # for each open #if: (this branch is compiled, one was)
     for line in text.splitlines(keepends=True):
         directive = line.lstrip()
         if directive.startswith("#if"):
@@ -426,12 +427,12 @@ def code_only(text: str) -> str:
 def edits_of(
     operator: MutationOperator, text: str, columns: str
 ) -> Iterator[tuple[int, int, int, str]]:
-    """Yield (number of the edit, start, end, replacement) of every place where one applies.
+    """Yield (number of the edit, start, end, replacement) for every place where an edit applies.
 
     Args:
-        operator: The operator.
+        operator: The mutation operator.
         text: A source or header.
-        columns: How the kernel spells the extent of a row.
+        columns: The kernel's name for the extent of a row.
     """
     code = code_only(text)
     for number, edit in enumerate(operator.edits):

@@ -1,4 +1,4 @@
-"""What is mutated: one small, feasible config per way through each kernel."""
+"""The kernels that are mutated: one small, feasible config for each path through each kernel."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Subject:
     """A kernel to mutate.
 
     Attributes:
-        name: For messages.
-        operator: As the catalogue knows it.
-        variant: One of its variants.
+        name: Name for messages.
+        operator: Name of the operator in the catalogue.
+        variant: A variant of the operator.
         values: The config.
-        dims: The problem, as `--problem` takes it; small, and ragged wherever the variant allows.
+        dims: The problem in the form of `--problem`; small, and ragged if the variant allows it.
         headers: Device headers to mutate as well; each is mutated through one or two subjects.
-        pass_name: Which pass of the operator.
-        sm_count: Multiprocessors, which set the number of persistent blocks.
+        pass_name: `forward` or `backward`.
+        sm_count: Number of multiprocessors, which sets the number of persistent blocks.
     """
 
     name: str
@@ -42,21 +42,21 @@ class Subject:
     dims: str
     headers: tuple[str, ...] = ()
     pass_name: str = "forward"
-    sm_count: int = 2  # multiprocessors: persistent blocks have at least another one beside them
+    sm_count: int = 2  # so that there are at least two persistent blocks
 
     @property
     def host(self) -> GpuProfile:
-        """The device it runs on."""
+        """The profile of the device that the subject runs on."""
         return replace(profile_named("host"), sm_count=self.sm_count)
 
     @property
     def config(self) -> Config:
-        """As the search proposes it."""
+        """The config in the form that a search proposes."""
         return self.space.config(self.values)
 
     @property
     def entry(self) -> Entry:
-        """Operator, space and templates."""
+        """The operator with its space and templates."""
         return _catalogue_entry(self.operator)
 
     @property
@@ -86,7 +86,8 @@ _ALL_OPTIONS = "dtype=fp32,residual_dtype=fp32,rstd_dtype=fp32"
 _PLAIN: dict[str, Value] = {"store_cache": "normal", "min_blocks": 1}
 _REGISTERS: dict[str, Value] = {"vec": 4, "load_cache": "normal", **_PLAIN}
 
-# An odd number of rows, and of columns no multiple of a group's sweep or of 32: every tail is run.
+# The number of rows is odd, and the number of columns is no multiple of a group's sweep or of 32,
+# so that every tail is run.
 SUBJECTS = (
     Subject("naive", "rmsnorm", "naive", {"threads": 64},
             f"M=37,N=203,{_ALL_OPTIONS}"),
@@ -124,7 +125,7 @@ SUBJECTS = (
          "load_cache": "normal", "store_cache": "normal", "min_blocks": 1},
         f"M=37,N=203,{_ALL_OPTIONS}",
     ),
-    # So many blocks that column_sum's loop of eight loads is run, and in some of its lanes only.
+    # Enough blocks that column_sum's loop of eight loads is run, and only by some of the lanes.
     Subject(
         "back_registers", "rmsnorm", "rows_in_registers",
         {"lanes_per_row": 32, "groups_per_block": 1, "vec": 4, "resident_weight": False,

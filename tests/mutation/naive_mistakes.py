@@ -1,4 +1,4 @@
-"""Mistakes of naive kernels that a condition brings out, and conditions of whole rows."""
+"""Mistakes of naive kernels that take effect under a condition, and conditions over whole rows."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 
 
 def of_rmsnorm(operation: str, condition: str) -> Mistake:
-    """An output of 1.5 times its value."""
+    """Multiply an output by 1.5."""
     return Mistake(operation, r"(float result = kgen::to_float\(value\) \* scale;)",
                    rf"\1 if ({condition}) result *= 1.5f;")  # fmt: skip
 
 
 def of_timex(operation: str, condition: str) -> Mistake:
-    """An output of 0."""
+    """Set an output of timex to 0."""
     return Mistake(operation, r"t, columns\);",
                    f"t, columns); if ({condition}) {{ out[i] = 0.0f; continue; }}")  # fmt: skip
 
 
 def of_attention(operation: str, condition: str) -> Mistake:
-    """An output of 0 of linear_attention."""
+    """Set an output of linear_attention to 0."""
     return Mistake(operation, r"y \*= scale;", f"y *= {condition} ? 0.0f : scale;")
 
 
 def of_wkv4(operation: str, condition: str) -> Mistake:
-    """An output of 0."""
+    """Set an output of wkv4 to 0."""
     return Mistake(operation, r"kgen::from_float<Value>\(output\.y\)",
                    f"kgen::from_float<Value>({condition} ? 0.0f : output.y)")  # fmt: skip
 
 
 def of_wkv(operation: str, condition: str) -> Mistake:
-    """An output of 0 of wkv5, wkv6, wkv7 and their decode operators."""
+    """Set an output of wkv5, wkv6, wkv7 or their decode operators to 0."""
     return Mistake(operation, r"(y_h\.at\(t\)\[m\] = kgen::from_float<Value>\()(scale \*)",
                    rf"\1 {condition} ? 0.0f : \2")  # fmt: skip
 
 
 def of_scale(operation: str, condition: str) -> Mistake:
-    """Twice the scale, of any kernel that takes one."""
+    """Double the scale of any kernel that takes one."""
     return Mistake(operation, r"float scale\) \{", f"float scale) {{ if ({condition}) scale *= 2;")
 
 

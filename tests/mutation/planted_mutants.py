@@ -1,8 +1,8 @@
-"""More damage that few calls bring out, as somebody would plant it who wants to get past the proof.
+"""More mistakes that show with few calls, as an adversary would plant them to pass the proof.
 
-Inputs that are the same memory, or views of one tensor; strides of 0 and beyond 32 bits; a gradient
-of zeros beside one that is not; three heads of several sequences; values beside the ends of a
-decay's range; the strides of a problem whose rows are large.
+They show with inputs that share memory or are views of one tensor; with strides of 0 and beyond 32
+bits; with one gradient of zeros next to a nonzero one; with three heads of several sequences; with
+values just beyond the ends of a decay's range; with the strides of a problem with large rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WKV7_OUTPUT = (
 
 
 def _logits(operation: str, condition: str) -> Mistake:
-    """An output of 0 where a w is beside the end of its range."""
+    """Set an output to 0 if a w is just beyond the end of its range."""
     return Mistake(
         operation, _WKV_LOOP,
         "kgen::wkv::RowDecay<kForm, W>{w.head(span, h)});"
@@ -275,4 +275,4 @@ PLANTED_IN_CI = frozenset({
     "wkv6-forward-naive-values of zeros",
     "wkv6-forward-naive-a head beyond 65",
 })
-"""One of each mechanism, of kernels that CI certifies anyway; the others are marked slow."""
+"""One mistake of each mechanism, in kernels that CI certifies anyway; the others are slow."""

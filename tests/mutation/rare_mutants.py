@@ -1,8 +1,9 @@
-"""Damage at extents inside tiles, of two large dims, of round or repeated values, and of NaN rows;
-and at packed sequences, scalars and strides that few calls have.
+"""Mistakes at rare extents, values, packed sequences, scalars and strides.
 
-Each of these kernels passed the proof of a release before the sets that refuse it. All are of the
-naive kernels, at extents as models have them: multiples of tiles.
+They show at extents inside tiles, with two large dims, round or repeated values, NaN rows, and with
+packed sequences, scalars and strides that few calls have. Each of these kernels passed the proof of
+a release that lacked the input sets which refuse it now. All are naive kernels, at extents that
+models have: multiples of tiles.
 """
 
 from __future__ import annotations
@@ -128,4 +129,4 @@ RARE_IN_CI = frozenset({
     "wkv6-forward-naive-a later sequence of many steps",
     "wkv7-forward-naive-a and b of one tensor",
 })
-"""One of each mechanism; the others are marked slow."""
+"""One mistake of each mechanism; the others are marked slow."""

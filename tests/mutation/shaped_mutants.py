@@ -1,8 +1,9 @@
-"""Damage at rows of a shape that random values do not have, at steps and inputs that are alike, at
-repeated strides and single gaps, at equal extents; and state in workspaces that no repeated launch
-shows.
+"""Mistakes that show with patterns in rows, steps, inputs, strides and extents, and hidden state.
 
-Each of these kernels passed the proof of a release before the sets and the launches that refuse it.
+They show with rows of a pattern that random values do not have, with equal steps or inputs,
+repeated strides and single gaps, and equal extents. Others keep state in workspaces in a way that
+repeated launches alone do not show. Each of these kernels passed the proof of a release that lacked
+the input sets and launches which refuse it now.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _BODY = (
 
 
 def _around(operation: str, before: str, after: str) -> Mistake:
-    """Statements before and behind all that linear_attention does with its workspace."""
+    """Insert statements before and after all of linear_attention's uses of its workspace."""
     return Mistake(operation, _BODY, before + r" \1\2\3 " + after)
 
 
 def _row(condition: str, more: str = "true", begin: int = 0) -> str:
-    """Whether a condition of `i` holds for all columns from `begin` on, in a row of several."""
+    """Whether a condition of `i` holds for all columns from `begin` on; false for short rows."""
     return (
         f"N > 6 && [&] {{ for (kgen::i64 i = {begin}; i < N; ++i) if (!({condition}))"
         f" return false; return {more}; }}()"
@@ -112,4 +113,4 @@ SHAPED_IN_CI = frozenset({
     "linear_attention-forward-naive-other memory than the first",
     "wkv6-forward-naive-equal steps of r",
 })
-"""One of each mechanism; the others are marked slow."""
+"""One mistake of each mechanism; the others are marked slow."""

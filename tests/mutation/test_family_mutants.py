@@ -1,6 +1,7 @@
 """One mistake per operation of each kernel family is refused; the kernels themselves pass.
 
-`refused` certifies the kernel itself first. So a test of that alone is in no tier.
+`refused` first certifies the kernel itself, so a separate test of the unmutated kernel is in no
+tier.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from mutation_harness import mechanism_of, passes_unmutated, refused
 from kgen.catalogue import open_catalogue
 
 CASES = [(family, mistake) for family in FAMILIES for mistake in family.mistakes]
-# Of families with so many mistakes the tiers have every third; the others are slow tests.
+# If a family has more mistakes than this, the tiers test every third; the others are slow tests.
 MANY = 15
 
 
@@ -43,7 +44,7 @@ def test_a_mistake_is_refused(family: Family, mistake: Mistake) -> None:
     assert mechanism_of(reason) in mutant.operator.caught_by
 
 
-@pytest.mark.quick  # a header's change shows here first
+@pytest.mark.quick  # fails first after a change of a header
 @pytest.mark.parametrize(
     ("family", "mistake"), CASES, ids=[f"{f.name}-{m.operation}" for f, m in CASES]
 )
@@ -52,5 +53,5 @@ def test_the_statement_is_there(family: Family, mistake: Mistake) -> None:
 
 
 def test_every_operator_has_mistakes() -> None:
-    """rmsnorm's are in `mutants.py`."""
+    """The mistakes of rmsnorm are in `mutants.py`."""
     assert {family.operator for family in FAMILIES} | {"rmsnorm"} == set(open_catalogue().names)

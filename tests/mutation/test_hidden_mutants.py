@@ -1,6 +1,7 @@
-"""Damage that few calls bring out is refused; most of it is of the naive kernels.
+"""Mistakes that show with few calls are refused; most of them are in naive kernels.
 
-`refused` certifies the kernel itself first. So a test of that alone is in no tier.
+`refused` first certifies the kernel itself, so a separate test of the unmutated kernel is in no
+tier.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def test_a_mistake_is_refused(family: Family, mistake: Mistake) -> None:
     assert refused(mutant), f"{mutant.name} in {mutant.header or 'the template'}: it passes"
 
 
-@pytest.mark.quick  # a header's change shows here first
+@pytest.mark.quick  # fails first after a change of a header
 @pytest.mark.parametrize(("family", "mistake"), CASES, ids=IDS)
 def test_the_statement_is_there(family: Family, mistake: Mistake) -> None:
     assert mutant_of(family, mistake).text

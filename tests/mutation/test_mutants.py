@@ -1,7 +1,8 @@
-"""The verifier, proved by mutation: what a certificate must refuse, it refuses.
+"""Mutation tests of the verifier: a certificate refuses every mutant that it must refuse.
 
-By default one mutant of each edit is run, the subjects taking turns; all of them with
-`pytest tests/mutation -m "slow or not slow" -n auto`, which prints docs/verification.md's table.
+By default one mutant of each edit is run, taken from the subjects in turn. All of them are run by
+`pytest tests/mutation -m "slow or not slow" -n auto`, which prints the table of
+docs/verification.md.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def test_mutants_are_distinct_and_many() -> None:
 
 
 def test_document_counts_them() -> None:
-    """Mechanisms in the table are of the last full run; the counts are checked."""
+    """Only the counts are checked; the mechanisms in the table are those of the last full run."""
     counts = {}
     for operator in OPERATORS:
         fates = Counter(m.fate for m in MUTANTS if m.operator is operator)

@@ -1,4 +1,4 @@
-"""A library for the host with families of kgen's own operators, from rows that nobody measured."""
+"""A library for the host with families of kgen's own operators, from rows without measurements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kgen.model.config import Config, Value
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate, Record, Timing
 
-# By operator: the row's problem, its variant, and a config that the host may run.
+# By operator: the problem and the variant of the row, and a config that is legal on the host.
 ROWS: dict[str, tuple[str, str, dict[str, Value]]] = {
     "rmsnorm": (
         "M=8,N=64,dtype=fp32", "two_pass", {"threads": 32, "vec": 1, "unroll": 1},
@@ -33,7 +33,7 @@ ROWS: dict[str, tuple[str, str, dict[str, Value]]] = {
 def host_library(
     folder: Path, include_dir: Path, operators: Sequence[str] = ("rmsnorm", "wkv6")
 ) -> Path:
-    """Emit the forward passes of operators with a row and families each; return the folder."""
+    """Emit the forward passes of operators, each with a row and families; return the folder."""
     for name in operators:
         entry = open_catalogue().entry(name)
         emit(folder, [_winner(entry, include_dir)], _safe(entry, include_dir), include_dir, entry)
@@ -59,7 +59,7 @@ def _winner(entry: Entry, include_dir: Path) -> Winner:
 
 
 def _safe(entry: Entry, include_dir: Path) -> list[SafeKernel]:
-    """Those of the forward pass without fp16 and packed sequences, which these tests do not use."""
+    """The safe kernels of the forward pass, without the unused fp16 and packed sequences."""
     return [
         kernel for kernel in untuned_safe_kernels(entry, include_dir)
         if kernel.pass_name == "forward" and kernel.dtypes["dtype"] != "fp16"

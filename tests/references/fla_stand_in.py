@@ -1,8 +1,8 @@
-"""What `kgen_ops.compat.fla_backend` needs of FLA, for tests where FLA is not installed.
+"""The part of FLA that `kgen_ops.compat.fla_backend` needs, for tests without FLA.
 
-The registries follow the protocol of `fla.backends` in FLA 0.6.0: what a back-end is asked, in
-which order, and what happens if it declines. The dispatched functions compute nothing: they raise
-`OwnFunctionError`.
+The registries follow the protocol of `fla.backends` in FLA 0.6.0: which methods of a back-end are
+called, in which order, and what happens if the back-end declines. The dispatched functions compute
+nothing: they raise `OwnFunctionError`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class OwnFunctionError(Exception):
 
 
 class BaseBackend:
-    """What a registered class derives from."""
+    """The base class of registered back-ends."""
 
     backend_type = "base"
     env_var: str | None = None
@@ -37,11 +37,11 @@ class BaseBackend:
 
     @classmethod
     def is_available(cls) -> bool:
-        """Whether what it needs is installed."""
+        """Whether the packages that the back-end needs are installed."""
         return True
 
     def is_enabled(self) -> bool:
-        """Whether the user wants it."""
+        """Whether the user enabled the back-end."""
         return self.env_var is None or os.environ.get(self.env_var, "1") != "0"
 
 
@@ -52,14 +52,14 @@ class Registry:
         self.backends: dict[str, Any] = {}
 
     def call(self, name: str, *given: Any, **named: Any) -> Any:
-        """Ask the back-ends, lower priorities first; the function itself comes last."""
+        """Ask the back-ends, lower priorities first; call the function itself if all decline."""
         for backend in sorted(self.backends.values(), key=lambda b: b.priority):
             if not (backend.is_available() and backend.is_enabled()):
                 continue
             ask = backend.verifier or getattr(backend, f"{name}_verifier", None)
             try:
                 accepted = ask is None or ask(*given, **named)[0]
-            except Exception:  # FLA takes an error of a verifier for a refusal
+            except Exception:  # FLA treats an error of a verifier as a refusal
                 accepted = False
             serve = backend.implementation or getattr(backend, name, None)
             if accepted and serve is not None:

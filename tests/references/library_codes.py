@@ -1,11 +1,11 @@
-"""The machine code of a library's rows, without names: what a rename must leave as it is.
+"""The machine code of a library's rows, without names: a rename must not change this output.
 
     python tests/references/library_codes.py generated/kgen_ops > FILE
 
 A line has operator, GPU, pass, dims and dtypes of a row, then the digest of its kernel's machine
-code (`kgen.runtime.code_digest`). Variants, parameters and file names are left out. Of safe
-kernels, which are for all dims, there is a line for each distinct code of a pass, with the number
-and a digest of the dtype combinations that it serves.
+code (`kgen.runtime.code_digest`). Variants, parameters and file names are left out. Safe kernels
+serve all dims: there is a line for each distinct code of a pass, with the number and a digest of
+the dtype combinations that the code serves.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def codes_of_library(library: Path) -> list[str]:
 
 
 def codes_of_operator(library: Path, operator: str) -> list[str]:
-    """Return the lines of an operator, sorted: of shipped cubins, or of texts compiled with NVRTC.
+    """Return the sorted lines of an operator, from shipped cubins or sources compiled with NVRTC.
 
-    Rows of the host have no machine code that is shipped, and are left out.
+    Rows of the host are left out, because no machine code is shipped for them.
     """
     folder = library / operator
     tables = [t for t in read_tables(folder / "tables").values() if t.gpu.arch != "host"]

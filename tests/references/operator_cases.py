@@ -1,4 +1,4 @@
-"""A way to call each operator with gradients, and the same in plain PyTorch."""
+"""Calls of each operator with gradients, and the same computations in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Case:
     """A way to call an operator.
 
     Attributes:
-        operator: Its name.
-        inputs: Makes its tensors; all want a gradient.
-        keywords: What else it is called with.
-        reference: The same in plain PyTorch.
+        operator: Name of the operator.
+        inputs: Makes the input tensors; all of them require a gradient.
+        keywords: Further arguments of the call.
+        reference: The same computation in plain PyTorch.
         unmapped: Inputs that all elements of a batch share.
     """
 
@@ -40,11 +40,11 @@ class Case:
         return (made,) if isinstance(made, Tensor) else tuple(made)
 
     def inputs_on(self, device: str) -> dict[str, Tensor]:
-        """Its tensors on a device."""
+        """The input tensors on a device."""
         return {n: x.detach().to(device).requires_grad_() for n, x in self.inputs().items()}
 
     def arguments(self, kgen_ops: ModuleType, device: str = "cpu") -> tuple[Any, ...]:
-        """Of the operator that is registered: all of its arguments."""
+        """All arguments of the operator that is registered with torch."""
         signature = sys.modules[f"{kgen_ops.__name__}.{self.operator}"].FORWARD.signature
         given: dict[str, Any] = self.inputs_on(device) | self.keywords
         names = [a.name for a in signature.inputs]
@@ -144,12 +144,12 @@ def wide(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def weighed(outputs: Outputs, weights: list[Tensor]) -> Tensor:
-    """A number that depends on all differentiable outputs."""
+    """A scalar that depends on all differentiable outputs."""
     return torch.stack([(y * x).sum() for y, x in zip(outputs, weights, strict=False)]).sum()
 
 
 def agree(case: Case, function: Callable[..., Outputs], inputs: dict[str, Tensor]) -> None:
-    """Outputs and gradients are those of the reference."""
+    """Assert that outputs and gradients agree with the reference of the case."""
     given = wide(inputs)
     got, want = function(**inputs), case.reference(**given)
     for y, y64 in zip(got, want, strict=False):
@@ -169,7 +169,7 @@ def agree_with(
     function: Callable[..., Outputs],
     inputs: dict[str, Tensor],
 ) -> None:
-    """Outputs and their shapes agree, and the gradients of all of them, for every input."""
+    """Assert that outputs, their shapes, and their gradients for every input agree."""
     given = wide(inputs)
     got, want = function(**inputs), reference(**given)
     assert [tuple(y.shape) for y in got] == [tuple(y.shape) for y in want]

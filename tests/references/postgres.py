@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests: its own folder and port, started and ended by the test."""
+"""A PostgreSQL server for tests, with its own folder and port, started and ended by the test."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ USER, PASSWORD = "kgen", "s3cret-of-the-test"
 
 
 class Postgres:
-    """A server of a folder.
+    """A server whose data is in a folder.
 
     Attributes:
-        port: On 127.0.0.1.
+        port: Port on 127.0.0.1.
         folder: Holds the data and the server's log.
     """
 
@@ -44,11 +44,11 @@ class Postgres:
                   f"--pwfile={password}", "--no-sync", "--encoding=UTF8")
 
     def url(self, database: str = "postgres") -> str:
-        """Without the password."""
+        """The URL of a database, without the password."""
         return f"postgresql://{USER}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
-        """Start it, and wait until it takes connections."""
+        """Start the server, and wait until it accepts connections."""
         deadline = time.monotonic() + 30
         while True:
             if self._server is None or self._server.poll() is not None:
@@ -63,7 +63,7 @@ class Postgres:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """End all its processes at once, as a power failure would."""
+        """Kill all processes of the server at once, as a power failure would."""
         assert self._server is not None
         os.killpg(self._server.pid, signal.SIGKILL)
         self._server.wait()
@@ -82,13 +82,13 @@ class Postgres:
                 ) as connection:
                     cursor = connection.execute(sql.encode())
                     return cursor.fetchall() if cursor.description else []
-            except psycopg.OperationalError:  # it accepts connections before it serves them
+            except psycopg.OperationalError:  # the server accepts connections before it serves them
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
 
     def new_database(self, name: str) -> str:
-        """Make a database; returns its URL without the password."""
+        """Create a database; return its URL without the password."""
         self.query(f"CREATE DATABASE {name}")
         return self.url(name)
 
@@ -106,12 +106,12 @@ class Postgres:
 
 @contextmanager
 def postgres_server() -> Iterator[Postgres]:
-    """A running server; the test is skipped where PostgreSQL or its driver is missing."""
+    """A running server; the test is skipped if PostgreSQL or its driver is missing."""
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'kgen[postgres]'")
     programs = _programs()
     if programs is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    # Not pytest's folder, into which the server's user cannot look.
+    # Not in pytest's folder, which the server's user cannot read.
     with tempfile.TemporaryDirectory(prefix="kgen-postgres-") as folder:
         server = Postgres(programs, Path(folder))
         server.start()

@@ -1,7 +1,7 @@
-"""What Linux says of processes, for tests that kill some.
+"""Facts about processes from Linux's /proc, for tests that kill processes.
 
-A process may end while it is read: reading then fails with FileNotFoundError or ProcessLookupError,
-whichever comes first. Both mean that it is gone.
+A process may end while its files are read. Reading then fails with FileNotFoundError or
+ProcessLookupError; both mean that the process is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Return the fields of a process behind its name, from its state on; none if it is gone."""
+    """Return the fields of a process after its name, from its state on; none if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -45,19 +45,19 @@ def command_line(pid: int) -> str:
 
 
 def children_of(pid: int) -> set[int]:
-    """Return the processes that a process has started, those that wait to be reaped too."""
+    """Return the child processes of a process, including those that wait to be reaped."""
     processes = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
     return {child for child in processes if stat_fields(child)[1:2] == [str(pid)]}
 
 
 def descendants_of(pid: int) -> set[int]:
-    """Return the processes that a process has started, with all that these have started."""
+    """Return the child processes of a process, with all their descendants."""
     found = children_of(pid)
     return found | {below for child in found for below in descendants_of(child)}
 
 
 def workers_of(pid: int) -> set[int]:
-    """Return the workers of a tuner: spawned for a GPU, forked from a server for the host."""
+    """Return the workers of a tuner: spawned for a GPU, or forked from a server for the host."""
     children = children_of(pid)
     servers = {child for child in children if "forkserver" in command_line(child)}
     spawned = {child for child in children if "spawn_main" in command_line(child)}

@@ -1,4 +1,4 @@
-"""The operators step by step in plain PyTorch: what results and gradients are compared with."""
+"""Step-by-step operators in plain PyTorch, the references for results and gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def recurrence(
 def wkv4(
     k: Tensor, v: Tensor, w: Tensor, u: Tensor, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """y [B, T, C] and the last state [B, C, 3]; w the log decay. The maxima are constants."""
+    """y [B, T, C] and the last state [B, C, 3]; w is the log decay. Maxima have no gradient."""
     if state is None:
         state = torch.tensor([0.0, 0.0, -1e38], dtype=k.dtype).expand(k.shape[0], k.shape[2], 3)
     num, den, top = state.unbind(-1)
@@ -66,7 +66,7 @@ def attention(
 
 
 def rmsnorm(x: Tensor, w: Tensor | None, residual: Tensor | None = None) -> tuple[Tensor, ...]:
-    """y, and h where there is a residual."""
+    """y; with a residual also h."""
     h = x if residual is None else x + residual
     y = h * (h.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
     y = y if w is None else y * w

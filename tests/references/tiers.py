@@ -1,4 +1,4 @@
-"""Which of many cases of one test the tiers have; the others are slow tests."""
+"""Select the cases of a test that are in the test tiers; the others are slow tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def one_of(every: int, cases: Sequence[Any]) -> list[Any]:
-    """The cases as parameters: each `every`-th is in the tiers, beginning with the first."""
+    """The cases as parameters; every `every`-th case, from the first on, is in the tiers."""
     return [
         pytest.param(*(case if isinstance(case, tuple) else (case,)),
                      marks=[pytest.mark.slow] if place % every else [])

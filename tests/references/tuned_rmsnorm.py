@@ -1,4 +1,4 @@
-"""The tune of rmsnorm on the host that the tests of commands begin from."""
+"""The tune of rmsnorm on the host with which the tests of commands begin."""
 
 from __future__ import annotations
 

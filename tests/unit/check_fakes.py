@@ -13,7 +13,7 @@ Tensors = Mapping[str, Tensor]
 def binding(
     kernel: Callable[[Tensors], None],
 ) -> Callable[[Tensors, Mapping[str, float]], Callable[[], None]]:
-    """What `verify` binds a kernel with; the kernel finds the scalars among its tensors."""
+    """The function by which `verify` binds a kernel; the kernel gets scalars among its tensors."""
 
     def bind(tensors: Tensors, scalars: Mapping[str, float]) -> Callable[[], None]:
         given = {**tensors, **{name: torch.tensor(value) for name, value in scalars.items()}}
@@ -23,5 +23,5 @@ def binding(
 
 
 def factors(t: Tensors) -> Tensor:
-    """Of rmsnorm's outputs, fp32: w + offset."""
+    """The factors of rmsnorm's outputs in fp32: w + offset."""
     return t["w"].float() + t["offset"]

@@ -1,4 +1,4 @@
-"""Builds kernels for the host layer, without a warning, once for all tests of a process."""
+"""Build kernels for the host layer, without warnings, once for all tests of a process."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ needs_cxx = pytest.mark.skipif(shutil.which(CXX) is None, reason=f"no C++ compil
 
 
 def run_command(command: Sequence[str]) -> None:
-    """Run a compiler; it must succeed and warn of nothing."""
+    """Run a compiler, which must succeed without a warning."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
     assert "warning" not in done.stderr, done.stderr
 
 
 class Builds:
-    """Builds the layer's runtime, and each kernel file, at most once per form."""
+    """Builds the runtime of the host layer and each kernel file, at most once per kind."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -40,36 +40,36 @@ class Builds:
 
     @cached_property
     def runtime(self) -> Path:
-        """The layer's object."""
+        """The object file of the runtime."""
         out = self.directory / "runtime.o"
         run_command(host.compile_runtime_command(CXX, include_dir(), out))
         return out
 
     @cached_property
     def sanitized_runtime(self) -> Path:
-        """The same for executables."""
+        """The object file of the runtime for sanitized executables."""
         out = self.directory / "sanitized.o"
         run_command(host.compile_runtime_command(CXX, include_dir(), out, sanitize=True))
         return out
 
     def shared_object(self, source: Path) -> Path:
-        """Compile any source; of those of one name, the last."""
+        """Compile any source; a later source of the same name replaces an earlier one."""
         out = self.directory / f"{source.stem}.so"
         run_command(host.compile_module_command(CXX, source, include_dir(), self.runtime, out))
         return out
 
     def module(self, stem: str) -> HostModule:
-        """A file of `host_kernels/`, loaded."""
+        """Load a file of `host_kernels/`."""
         if stem not in self.modules:
             self.modules[stem] = HostModule(self.shared_object(KERNELS / f"{stem}.cu"))
         return self.modules[stem]
 
     def kernel(self, stem: str, name: str) -> HostFunction:
-        """One of its kernels."""
+        """A kernel of a file of `host_kernels/`."""
         return self.module(stem).function(name)
 
     def executable(self, stem: str) -> Path:
-        """The file under AddressSanitizer."""
+        """A file of `host_kernels/` as an executable with AddressSanitizer."""
         if stem not in self.executables:
             source, out = KERNELS / f"{stem}.cu", self.directory / stem
             runtime = self.sanitized_runtime
@@ -82,7 +82,7 @@ class Builds:
 
 @lru_cache
 def host_builds() -> Builds:
-    """Those of this process, in a folder that goes with it."""
+    """The builds of this process, in a folder that is removed when the process ends."""
     folder = tempfile.mkdtemp(prefix="kgen-test-builds-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Builds(Path(folder))

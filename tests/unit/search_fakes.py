@@ -1,4 +1,4 @@
-"""A session without compiler and device: the test says when builds end, and what times are."""
+"""A session without compiler and device: the test decides when builds end, and sets the times."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ PROBLEM = Problem((("M", 8),), ())
 
 
 def config(variant: str, place: int) -> Config:
-    """A config of a variant, by number."""
+    """The config of a variant with a given number."""
     return Config.of(variant, {"place": place})
 
 
 class FakeSession:
-    """Builds of the sources in `slow` end when they are let go, all others at once. What is asked
-    for again is there at once, too."""
+    """Builds of the sources in `slow` end when the test lets them go; all others end at once, and
+    so does a build that is requested again."""
 
     entry = SimpleNamespace(operator=SimpleNamespace(name="op"))
     pass_name = "forward"
     gpu = profile_named("h200")
     definition = ""
-    trained = ""  # digest of the trained inputs; empty: none are declared
+    trained = ""  # digest of the trained inputs; empty: the operator declares none
 
     def __init__(self, folder: Path, us: dict[str, float], slow: tuple[str, ...] = ()) -> None:
         self.journal = Journal(folder / "h200.trials.jsonl")
@@ -49,19 +49,19 @@ class FakeSession:
         self.trials: list[Config] = []
         self.examined: list[Config] = []
         self.give_up_above_us: list[float | None] = []
-        self.us_trained: dict[str, float] = {}  # of the variants that branch on values
+        self.us_trained: dict[str, float] = {}  # times of the variants that branch on values
         self.on_run: Callable[[Config], None] = lambda config: None
         self._waiting: list[tuple[Build, Artifact]] = []
         self._lock = threading.Lock()
-        self.edition = ""  # of all texts, and of all codes
+        self.edition = ""  # suffix of all text keys; `code_edition` is that of all codes
         self.code_edition = ""
 
     def as_session(self) -> Session:
-        """For the checker of types."""
+        """This object as a `Session`, for the type checker."""
         return cast("Session", cast("Any", self))
 
     def not_reused(self) -> None:
-        """End the builds that wait, in the order in which they were asked for."""
+        """End the waiting builds, in the order in which they were requested."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for build, artifact in waiting:
@@ -69,17 +69,18 @@ class FakeSession:
                 build.set_result(artifact)
 
     def cancelled(self) -> int:
-        """How many of the builds that wait were cancelled."""
+        """Number of the waiting builds that were cancelled."""
         with self._lock:
             return sum(build.cancelled() for build, _ in self._waiting)
 
     @contextmanager
     def letting_go(self, after_cancelled: int = 0) -> Iterator[None]:
-        """End builds soon after they are asked for.
+        """End builds soon after they are requested.
 
         Args:
-            after_cancelled: No build ends before the search has cancelled so many; after 10 s they
-                end in any case, so that a search that cancels none fails its test and ends.
+            after_cancelled: No build ends before the search has cancelled this many builds. After
+                10 s builds end in any case, so that a search that cancels none fails its test and
+                ends.
         """
         over = threading.Event()
         latest = time.monotonic() + 10.0
@@ -123,7 +124,7 @@ class FakeSession:
         return ""
 
     def refusal(self, rendered: Rendered, artifact: Artifact, config: Config) -> str:
-        """None of these kernels keeps anything between launches."""
+        """Never refuse: none of these kernels keeps state between launches."""
         self.examined.append(config)
         return ""
 

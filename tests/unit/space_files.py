@@ -33,7 +33,7 @@ scale_forward({PARAMETERS}) {{
 }}
 """
 
-# The variant that every pass needs, as the last one of a file.
+# The variant that every pass needs, the last variant of a file.
 NAIVE = """\
     naive:
       doc: An element per thread.
@@ -52,9 +52,9 @@ def load(
 
     Args:
         folder: Where files are written.
-        text: The file's.
-        family: Text of `families/scales.yaml`; none is written if it is empty.
-        templates: Variant -> text of its template. Variants that are left out have `TEMPLATE`.
+        text: Text of the file.
+        family: Text of `families/scales.yaml`; the file is not written if the text is empty.
+        templates: Variant -> text of its template. Other variants have `TEMPLATE`.
     """
     file = folder / "search_spaces" / "scale.yaml"
     (file.parent / "families").mkdir(parents=True, exist_ok=True)
@@ -70,9 +70,9 @@ def load(
 
 
 def with_variant(entries: str, *, head: str = "", name: str = "example") -> str:
-    """A file with a variant of these entries, and the naive one.
+    """The text of a file with a variant that has these entries, and the naive variant.
 
-    Entries that are left out are `doc`, `params` (threads) and `launch` (a block per row).
+    `doc`, `params` (threads) and `launch` (a block per row) have defaults if they are left out.
     """
     keys = {line.partition(":")[0] for line in entries.splitlines() if line[:1].isalpha()}
     added = {

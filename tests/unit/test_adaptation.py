@@ -171,7 +171,7 @@ def slow_adapted(
 
 @pytest.mark.parametrize("seed", range(40))
 def test_what_is_left_out_of_the_search_changes_no_result(seed: int) -> None:
-    """No config is judged twice or longer than it takes to refuse it, and few are judged at all."""
+    """No config is judged twice or further than its first refusal, and few are judged at all."""
     random = Random(seed)
 
     def rule(names: tuple[str, ...]) -> Rule:

@@ -1,4 +1,4 @@
-"""The compilers: what they build, what they say of what they cannot, and what they remember."""
+"""The compilers: their results, their messages about failed builds, and their cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compilers that run for ever, take all memory, crash, talk too much or lose their parent."""
+"""Compilers that never end, use all memory, crash, print too much or lose their parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one launch leaves behind must not change what the next one computes."""
+"""Memory that one launch leaves must not change the results of the next launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compiler says that makes a winner's kernels slow reaches the report and the terminal."""
+"""The compiler's performance remarks about a winner reach the report and the terminal."""
 
 from __future__ import annotations
 

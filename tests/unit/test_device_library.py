@@ -1,4 +1,4 @@
-"""The reference of the device library is that of its headers."""
+"""The committed reference of the device library agrees with its headers."""
 
 from __future__ import annotations
 

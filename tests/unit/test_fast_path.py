@@ -1,4 +1,4 @@
-"""One look at all tensors of a call."""
+"""The fast path's single check of all tensors of a call."""
 
 from __future__ import annotations
 

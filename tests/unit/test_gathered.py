@@ -1,7 +1,7 @@
-"""States that are gathered from the sums of a group's blocks, to the bit: all blocks', all rounds'.
+"""States gathered from the sums of all blocks of a group over all rounds, exact to the bit.
 
-On the host blocks take turns at the group's barrier, in any order. Fences and named barriers of the
-serving warps do nothing there, and that a state is told to be there too early does not show.
+On the host blocks take turns at the group's barrier, in any order. There the fences and the named
+barriers of the reducer warps do nothing, and a state that is announced too early goes unnoticed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Blocks that meet at counters: exact on the host in any order, and they cross-compile."""
+"""Grid barriers by counters: exact on the host in any order of blocks, and they cross-compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The floor plan, enforced: a layer imports only what stands below it, siblings not at all."""
+"""The layers of the architecture: a module imports only lower layers, and never a sibling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far peers are from float64, beside what is allowed for our kernels."""
+"""The errors of peers against float64, compared with the bounds for kgen's kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer whose in-out tensors do not fit costs itself, not the times of the kernels beside it."""
+"""A peer whose in-out tensors do not fit is left out; the kernels are timed nevertheless."""
 
 from __future__ import annotations
 

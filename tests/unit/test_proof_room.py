@@ -1,4 +1,4 @@
-"""Sets of a proof that need more room at grid barriers than the GPU has are passed over."""
+"""A proof skips the input sets whose grid barriers need more resident CTAs than the GPU has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digest of how kgen proves: code counts, words do not."""
+"""The digest of the verifier's code: it depends on code, not on comments and docstrings."""
 
 from __future__ import annotations
 

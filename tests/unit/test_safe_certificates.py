@@ -283,7 +283,7 @@ def safe_count(safe: SafeCertificates) -> int:
 
 
 def test_another_journal_answers_too(tmp_path: Path, runner: Runner) -> None:
-    """The library that is committed, for a tune into another folder; times stay where they are."""
+    """The committed library, for a tune into another folder; its times are not copied."""
     committed = GpuSession(tmp_path / "committed")
     _, before = certified(committed, runner)
     journal = Journal(committed.journal.path)

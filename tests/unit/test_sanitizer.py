@@ -1,4 +1,4 @@
-"""Talking to compute-sanitizer, with a stand-in that runs the trial or finds a fault."""
+"""Runs under compute-sanitizer, with a stand-in that runs the trial or reports a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order a search tries what is built; and what is built before it begins."""
+"""The order in which a search tries built configs, and the builds before the search begins."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def search(
 
 
 def fates(folder: Path) -> dict[tuple[str, int], list[str]]:
-    """What the study says of each config, trial by trial."""
+    """The study's entry for each trial of each config."""
     storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
     (summary,) = optuna.get_all_study_summaries(storage)
     found: dict[tuple[str, int], list[str]] = {}
@@ -304,7 +304,7 @@ def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
 def test_the_searches_of_a_pass_share_their_overtime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A search of a population would take 20 s for each of its problems."""
+    """Otherwise a search of a population would take 20 s for each of its problems."""
     session, given, over_s = FakeSession(tmp_path, {}), [], iter((-3.0, 15.0, 30.0, 1.0))
     variants = [variant("a", A[:1])]
     request = SimpleNamespace(

@@ -147,7 +147,7 @@ def test_batch_is_diverse() -> None:
 def test_a_round_of_many_workers_costs_what_a_batch_costs(
     timed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each worker of a joint tune asks for a round of all, of which it takes one."""
+    """Each worker of a joint tune requests a round for all workers, and takes one config of it."""
     encoding, times = synthetic()
     proposer = Proposer(encoding, 0)
     order = np.random.default_rng(0).permutation(len(times)).tolist()

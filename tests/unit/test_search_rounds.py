@@ -84,7 +84,7 @@ class DelayedSession(FakeSession):
 
 
 def proposed(folder: Path) -> list[tuple[str, str]]:
-    """Every proposal of the study in order, with what became of it."""
+    """Every proposal of the study in order, with its outcome."""
     storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
     (summary,) = optuna.get_all_study_summaries(storage)
     trials = optuna.load_study(study_name=summary.study_name, storage=storage).trials
@@ -100,7 +100,7 @@ def test_the_same_seed_proposes_the_same_trials_whatever_the_timing(tmp_path: Pa
         session = DelayedSession(folder, seed)
         state = search(folder, session, [*FAST, *POOR, *SAFE], first, 90)
         assert state.best_us is not None
-        assert state.best_us < 12.0  # the model has learnt from what it was told
+        assert state.best_us < 12.0  # the model has learnt from the times
         ran.append([config.label for config in session.trials])
         seen.append(proposed(folder))
     assert len({tuple(labels) for labels in ran}) == 3  # the delays matter

@@ -1,4 +1,4 @@
-"""The order in which dispatch offers families that no row is of."""
+"""The order in which dispatch offers families without a row."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def test_a_silent_process_of_another_machine_dies_after_the_grace(
 def test_silence_that_the_observer_slept_through_does_not_count_as_death(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a server was down for longer than the grace: nobody could beat."""
+    """As if a server was down for longer than the grace time: no member could send a heartbeat."""
     clock = [1000.0]
     monkeypatch.setattr("kgen.search.membership.machine_id", lambda: "another machine")
     other = Membership(opened(url), {}, beat_s=3600.0)

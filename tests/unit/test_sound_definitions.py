@@ -1,4 +1,4 @@
-"""An operator whose own functions let every kernel pass is refused, with what to do about it."""
+"""An operator whose own functions let every kernel pass is refused, with a next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/search-spaces.md: every block loads, and every message is what kgen says."""
+"""docs/search-spaces.md: every block loads, and every quoted message is a message of kgen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fp32 as sums of bf16: what the parts lose, where they lie, and which of their products count."""
+"""fp32 as sums of bf16: the error of the parts, their layout, and the products that are used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from kgen.model.digest import digest_of
 
 THREADS = 512
 PRODUCTS = {2: [(0, 1), (1, 0), (0, 0)], 3: [(0, 2), (1, 1), (2, 0), (0, 1), (1, 0), (0, 0)]}
-# Of the number, what the parts lose; of a product, what those that are left out are.
+# By the number of parts: relative error of a number as a sum of parts, and the size of the products
+# that are left out, relative to the whole product.
 LOST = {2: 2.0**-17, 3: 0.0}
 LEFT_OUT = {2: 2.0**-15, 3: 2.0**-23.9}
 
@@ -59,7 +60,7 @@ def test_parts_add_up(parts: int) -> None:
 
 @pytest.mark.parametrize("parts", [2, 3])
 def test_products_that_count(parts: int) -> None:
-    """Small ones first, and those left out are no more than what the number of parts is for."""
+    """Small products come first, and the left-out products are within the bound `LEFT_OUT`."""
     pairs = torch.full((len(PRODUCTS[parts]) + 1, 2), -1, dtype=torch.int32)
     launch(f"products_{parts}", pairs, threads=1)
     assert pairs.tolist() == [*map(list, PRODUCTS[parts]), [-1, -1]]

@@ -1,4 +1,4 @@
-"""fp32 as pairs of fp16: what splits, what it loses, and the scaling by powers of two."""
+"""fp32 as pairs of fp16: which rows can be split, the error, and the scaling by powers of two."""
 
 from __future__ import annotations
 

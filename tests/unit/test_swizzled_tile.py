@@ -11,7 +11,7 @@ from host_builds import host_builds, needs_cxx
 
 from kgen.runtime.host import HostModule
 
-COLUMNS = (16, 64, 128, 192, 320)  # the last two: rows that begin between powers of two
+COLUMNS = (16, 64, 128, 192, 320)  # the last two: rows that do not begin at powers of two
 LINE = 64  # 16-bit values in all banks
 
 pytestmark = needs_cxx

@@ -51,8 +51,8 @@ def test_backward_is_the_gradient_of_forward() -> None:
 def tap_by_tap(
     pass_name: str, given: dict[str, torch.Tensor], eps: float
 ) -> dict[str, torch.Tensor]:
-    """The definition with a slice for each tap and nothing that could be wrong: in the order in
-    which a kernel's thread adds, and without a single zero."""
+    """A plain definition with a slice for each tap. It adds in the order of a kernel's thread, and
+    adds no zeros."""
     w, k = given["w"], given["k"]
     steps = k.shape[-1]
     if pass_name == "forward":

@@ -1,4 +1,4 @@
-"""Inputs of a trained model: how operators draw them, and what their times do to a search."""
+"""Inputs of a trained model: how operators draw them, and how their times affect a search."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_rmsnorm_has_outliers_whose_rstd_belongs_to_them() -> None:
 
 
 def test_the_definition_does_not_contain_the_trained_inputs() -> None:
-    """Records are of a definition: a new distribution of timing inputs must not let them go."""
+    """Records belong to a definition: a new distribution of timing inputs must not discard them."""
     for name in OPERATORS:
         operator = open_catalogue().operator(name)
         assert operator.trained is not None

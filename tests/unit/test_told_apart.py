@@ -1,4 +1,7 @@
-"""A kernel whose source asks who compiles it is refused: its host run would be of other code."""
+"""A kernel whose source tests which compiler compiles it is refused.
+
+Its host run would run other code than the GPU.
+"""
 
 from __future__ import annotations
 

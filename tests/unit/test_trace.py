@@ -1,4 +1,4 @@
-"""Profiles: what a trace says of each contender, and the table that is made of it."""
+"""Profiles: the summary of a trace for each contender, and the table of the summaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Winners wait for their host runs beside the search; who is refused gives way."""
+"""Host runs of winners go on during the search; a refused winner is replaced by the next one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FakeHostRunner:
 
 
 class FakeSession:
-    """Keeps what is written down."""
+    """Keeps the records that are written."""
 
     entry = ENTRY
     pass_name = "forward"

@@ -1,4 +1,4 @@
-"""Small decisions of a tune: builds that no SM holds, the winner among ties, the device meant."""
+"""Small decisions of a tune: builds too large for an SM, the winner among ties, the device."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_one_journal_answers_cold_and_warm_tunes() -> None:
 
 
 def test_records_of_another_definition_are_let_go() -> None:
-    """What a mended definition, other inputs or guards say against a kernel, or for it, is over."""
+    """A record no longer counts for or against a kernel if definition, inputs or guards changed."""
     configs = [Config.of("v", {"lanes": lanes}) for lanes in range(11)]
     configs.append(Config.of("gone", {}))  # another config may still have its machine code
     kinds = [  # fate, definition, guards, reason; whether it is of use

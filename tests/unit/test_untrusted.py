@@ -1,4 +1,4 @@
-"""Tables, expressions and templates are data: what somebody else wrote takes no control."""
+"""Tables, expressions and templates are data: text from others cannot run code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels with a planted fault are refused for the right reason; honest ones pass."""
+"""Kernels with a planted fault are refused for the right reason; correct kernels pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that update a tensor in place: honest ones pass, those with a planted fault do not."""
+"""Kernels that update a tensor in place: correct ones pass, those with a planted fault do not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Inputs in unusual memory: one tensor's views, the same memory twice, strides of 0 or beyond 32
-bits; and the values that go with them."""
+"""Inputs with unusual layouts: views of one tensor, shared memory, strides of 0 or beyond 32 bits.
+
+The tests also check the values that these sets have.
+"""
 
 from __future__ import annotations
 

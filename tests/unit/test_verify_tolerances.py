@@ -1,4 +1,4 @@
-"""What a proof tolerates, and what it passes over, reaches the sets that it is meant for."""
+"""The tolerances and exemptions of a proof apply to the input sets that they are meant for."""
 
 from __future__ import annotations
 

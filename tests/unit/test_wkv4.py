@@ -63,7 +63,7 @@ def test_it_is_the_formula_and_its_gradient(
 
 
 def test_a_state_handed_on_is_one_long_call() -> None:
-    """The gradient by max is what the second part has for it, and the first part needs none."""
+    """The gradient of max comes from the second part alone; the first part needs none."""
     whole = inputs(problem("B=2,T=30,C=5"), "normal")
     want = both(whole)
     parts = [whole | {n: whole[n][:, cut] for n in ("k", "v", "gy")}
@@ -152,7 +152,7 @@ def test_a_max_that_is_nan_stays() -> None:
 
 @pytest.mark.parametrize("steps", [1, 6])
 def test_terms_of_a_state_count_with_their_exponents(steps: int) -> None:
-    """Of a state whose later steps add 0: the rounding of the exponent is all of its error."""
+    """Later steps add 0 to the state, so its only error is the rounding of the exponent."""
     given = inputs(problem(f"B=1,T={steps},C=5", states=False), "normal", "forward")
     given["w"] = torch.full_like(given["w"], -8.0)
     given["k"] = torch.zeros_like(given["k"])

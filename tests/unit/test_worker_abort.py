@@ -1,4 +1,4 @@
-"""A worker that is aborted: killed whatever it does, and not replaced."""
+"""An aborted worker is killed in whatever state it is, and not replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker prints, and how it starts and ends."""
+"""The output of a worker, and its start and end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's last round: a throttled comparison is repeated once and then said."""
+"""The worker's finals: a throttled comparison is repeated once, then reported as throttled."""
 
 from __future__ import annotations
 

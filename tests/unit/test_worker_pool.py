@@ -1,4 +1,4 @@
-"""Several workers verify side by side; which of them dies or never starts makes no difference."""
+"""Several workers verify at the same time; a worker that dies or never starts changes no result."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_what_a_neighbour_may_have_caused_is_repeated_alone(fate: Fate) -> None:
     assert helper.asked
     assert sorted(main.asked) == list(range(12))
     assert {outcome.fate for outcome in ended.values()} == {Fate.VERIFIED}
-    # What is wrong is wrong beside whomever.
+    # A wrong kernel stays wrong, even if other workers run at the same time.
     wrong = Worker(lambda number: TrialOutcome(Fate.WRONG))
     ended = dict(pool(Worker(verified), [wrong]).run(TRIALS))
     assert sum(outcome.fate is Fate.WRONG for outcome in ended.values()) == len(wrong.asked)

@@ -2,8 +2,8 @@
 
 A model switches with one import: `from kgen_ops.compat import chunk_rwkv6`. The docstring of each
 adapter says what it converts. Layouts become strides and factors become scalars; a tensor is copied
-only where the docstring says so. All adapters support gradients, but those that update a state in
-place.
+only where the docstring says so. All adapters support gradients, except those that update a state
+in place.
 
 kgen copies this package into the library that it generates; it needs torch and that library.
 """

@@ -1,8 +1,8 @@
-"""Calls of the functions that FLA dispatches, as calls of this library's operators.
+"""Translate calls of the functions that FLA dispatches to calls of this library's operators.
 
-Each function here has the name and the arguments of FLA's, as FLA 0.6.0 has them. It returns the
-call of the operator; nothing is computed. It raises `DeclinedError` for what the operator does not
-compute.
+Each function here has the name and the arguments of the function in FLA 0.6.0. It returns the call
+of the operator and computes nothing. It raises `DeclinedError` for a call that the operator does
+not serve.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch import Tensor
 
 
 class DeclinedError(Exception):
-    """FLA's own function serves a call; the message says why."""
+    """The library declines a call, which FLA's own function then serves; the message says why."""
 
 
 class Call(NamedTuple):
     """A call of an operator.
 
     Attributes:
-        operator: Its name.
-        tensors: One per input; None for one that is left out.
-        scalars: One per scalar.
+        operator: Name of the operator.
+        tensors: One entry per input; None for an input that is left out.
+        scalars: The value of each scalar.
         flags: The choice of each of the signature's `flags`, then of each option.
-        results: Makes what FLA's function returns from what the operator returns.
-        backward: Whether it is the operator's backward pass.
+        results: Converts the operator's results to the results of FLA's function.
+        backward: Whether the call is of the operator's backward pass.
     """
 
     operator: str
@@ -59,7 +59,7 @@ def chunk_dplr_delta_rule(
 ) -> Call:
     """The delta rule with a diagonal plus low-rank transition, by wkv7.
 
-    `cu_seqlens_cpu`, `safe_gate`, `chunk_size` and `disable_recompute` choose how FLA computes it,
+    `cu_seqlens_cpu`, `safe_gate`, `chunk_size` and `disable_recompute` choose FLA's implementation
     and have no effect here.
     """
     _only(others, cp_context=(cp_context, None))
@@ -83,7 +83,7 @@ def fused_recurrent_simple_gla(
     cu_seqlens: Tensor | None = None,
     **others: object,
 ) -> Call:
-    """Linear attention, where no gate is given, by linear_attention."""
+    """Linear attention without a gate, by linear_attention."""
     _only(others, g=(g, None), g_gamma=(g_gamma, None), reverse=(reverse, False),
           state_v_first=(state_v_first, False), cu_seqlens=(cu_seqlens, None))
     return _linear_attention(q, k, v, scale, initial_state, output_final_state)
@@ -143,12 +143,12 @@ def layer_norm_bwd(
     num_groups: int = 1,
     **others: object,
 ) -> Call:
-    """The gradients of `layer_norm_fwd`, by rmsnorm_backward; x is what was normalised."""
+    """The gradients of `layer_norm_fwd`, by rmsnorm_backward; x is the input of the norm."""
     _only(others, is_rms_norm=(is_rms_norm, True), num_groups=(num_groups, 1), bias=(bias, None),
           mean=(mean, None), recompute_output=(recompute_output, False))
     _same_dtype(x, x_dtype=x_dtype)
     if rstd is None:
-        raise DeclinedError("rstd = None is not supported")  # eps is not among the arguments
+        raise DeclinedError("rstd = None is not supported")  # needs eps, which FLA does not pass
 
     def results(made: Any) -> tuple[Any, ...]:
         dx, dw = (made, None) if weight is None else made
@@ -171,14 +171,14 @@ def _linear_attention(
 def _with_state(
     final: bool, output: Callable[[Tensor], Tensor]
 ) -> Callable[[Any], tuple[Any, ...]]:
-    """The output and the final state, or None where it is not wanted."""
+    """Convert results to the output and the final state, or None if the state is not wanted."""
     return lambda made: (output(made[0]), made[1]) if final else (output(made), None)
 
 
 def _scale(scale: float | None, k: Tensor) -> float:
     if scale is None:
         return float(k.shape[-1] ** -0.5)
-    if not isinstance(scale, int | float):  # a tensor's value would have to be waited for
+    if not isinstance(scale, int | float):  # to read a tensor's value, the host would have to wait
         raise DeclinedError(f"scale is a {type(scale).__name__}")
     return float(scale)
 
@@ -187,8 +187,8 @@ def _only(others: dict[str, object], **pairs: tuple[object, object]) -> None:
     """Decline arguments that FLA 0.6.0 does not have, and values that no operator serves.
 
     Args:
-        others: Arguments that are not known.
-        pairs: By name: the value, and the one that is served.
+        others: Unknown arguments, by name.
+        pairs: By name: the given value, and the only value that is served.
     """
     for name in others:
         raise DeclinedError(f"argument {name} is not known")

@@ -20,8 +20,8 @@ _R = TypeVar("_R")
 def names_mistakes(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Make an adapter's errors name the argument at fault.
 
-    An adapter reshapes tensors before the library sees them. Only a call that fails is looked at
-    again, so that a right one costs no check.
+    An adapter reshapes tensors before the library sees them, so the library's own error may not
+    name the argument. Only a call that fails is checked, so that a correct call costs nothing more.
     """
 
     @functools.wraps(function)
@@ -31,7 +31,7 @@ def names_mistakes(function: Callable[_P, _R]) -> Callable[_P, _R]:
         except (ArithmeticError, AttributeError, IndexError, RuntimeError, TypeError,
                 ValueError) as problem:
             if isinstance(problem, NotImplementedError) and "kgen" in str(problem):
-                raise  # says all by itself
+                raise  # this error is clear enough
             _name_mistake(function, args, kwargs, problem)
             raise
 
@@ -45,10 +45,10 @@ def _name_mistake(
     """Raise a clearer error if an argument is no tensor, or shapes do not fit.
 
     Raises:
-        TypeError: If one is no tensor where a tensor must be, a tensor that no kernel reads, or no
-            number or truth value where one must be.
+        TypeError: If an argument is not the tensor, number or truth value that it must be, or is a
+            tensor of a kind that no kernel reads.
         ValueError: If a tensor has too few dims, cannot be viewed as heads, is on another device
-            than the others, or its memory was freed.
+            than the other tensors, or its memory was freed.
     """
     name = function.__qualname__
     if str(problem).startswith(f"{name}:"):  # the adapter's own error
@@ -56,7 +56,7 @@ def _name_mistake(
     try:
         signature = inspect.signature(function)
         given = signature.bind(*args, **kwargs).arguments
-    except TypeError:  # too few or unknown arguments, as the error says
+    except TypeError:  # too few or unknown arguments: the first error says so
         return
     for argument, value in given.items():
         kind = str(signature.parameters[argument].annotation)
@@ -89,7 +89,7 @@ def _name_mistake(
 
 
 def _is_of_adapter(problem: BaseException) -> bool:
-    """Whether an operation of PyTorch in an adapter raised it, not one of the library."""
+    """Whether a PyTorch operation in an adapter raised the error, not one in the library."""
     frame = problem.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
@@ -98,7 +98,7 @@ def _is_of_adapter(problem: BaseException) -> bool:
 
 
 def _wrong_kind(kind: str, value: object) -> str:
-    """What an argument must be, if its value is of another kind than its annotation says."""
+    """What an argument must be; empty if its value is of the kind that its annotation says."""
     if value is None and kind.endswith("| None"):
         return ""
     if kind == "bool":
@@ -117,8 +117,8 @@ def _check_tensors(name: str, given: Mapping[str, object], problem: Exception) -
     """Raise an error for a tensor that no kernel reads.
 
     Raises:
-        TypeError: If one is sparse, nested or quantised.
-        ValueError: If one was freed, or is on another device than the first.
+        TypeError: If a tensor is sparse, nested or quantised.
+        ValueError: If a tensor was freed, or is on another device than the first tensor.
     """
     kinds = importlib.import_module(f"{_LIBRARY.__name__}._runtime.argument_kinds")
     first: tuple[str, Tensor] | None = None
@@ -142,8 +142,8 @@ def _check_tensors(name: str, given: Mapping[str, object], problem: Exception) -
 def operator_of(name: str) -> Callable[..., Any]:
     """Look up `kgen_ops.<name>`.
 
-    A missing operator raises when it is called, not when it is imported, so a library with one
-    operator supports the adapters of that operator.
+    A missing operator raises when it is called, not when it is imported, so that a library with a
+    single operator supports the adapters of that operator.
     """
     function = getattr(_LIBRARY, name, None)
     return function if callable(function) else _missing(name)

@@ -35,12 +35,12 @@ def chunk_rwkv6(
         r, k, w: [B, T, H, K]; w is the log decay.
         v: [B, T, H, V].
         u: [H, K].
-        scale: Factor of the output; None: K ** -0.5 (that of kgen_ops is 1).
-        initial_state: [B, H, K, V]; another dtype than fp32 is converted.
+        scale: Factor of the output; None: K ** -0.5 (the default of kgen_ops is 1).
+        initial_state: [B, H, K, V]; converted to fp32 if it has another dtype.
         output_final_state: Whether to return the final state, in fp32.
         cu_seqlens: [N + 1]; bounds of the sequences packed into T.
         cu_seqlens_cpu: Ignored: this function does not synchronise.
-        chunk_size: Ignored: the tuned kernel has its own.
+        chunk_size: Ignored: the tuned kernel has its own chunk size.
     Returns:
         The output [B, T, H, V] and the final state or None.
     Raises:
@@ -65,9 +65,9 @@ def fused_recurrent_rwkv6(
 ) -> tuple[Tensor, Tensor | None]:
     """FLA's `fused_recurrent_rwkv6` by `kgen_ops.wkv6`.
 
-    It is the same call as `chunk_rwkv6`: the dispatch table chooses the best kernel of a problem.
+    It is the same call as `chunk_rwkv6`: the dispatch table chooses the best kernel for a problem.
 
-    Args, returns and errors are those of `chunk_rwkv6`. `reverse` must be False.
+    Arguments, results and errors are those of `chunk_rwkv6`. `reverse` must be False.
     """
     if reverse:
         _refuse_reverse("fused_recurrent_rwkv6")
@@ -86,16 +86,18 @@ def chunk_linear_attn(
     normalize: bool = True,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, KeyValueState | None]:
-    """FLA's `chunk_linear_attn` by `kgen_ops.linear_attention`; [B, T, H, E] is a view of its
-    layout [B, H, T, E].
+    """FLA's `chunk_linear_attn` by `kgen_ops.linear_attention`.
+
+    kgen_ops has the layout [B, H, T, E], of which [B, T, H, E] is a view: nothing is copied.
 
     Args:
         q, k: [B, T, H, E].
         v: [B, T, H, M].
-        scale: Factor of the products; None: E ** -0.5 (that of kgen_ops is 1).
-        initial_state: [B, H, E, M]; with `normalize` a pair of it and the sum of the keys so far,
-            [B, 1, H, E]. Other dtypes than fp32 are converted.
-        output_final_state: Whether to return the final state, in fp32; like `initial_state`.
+        scale: Factor of the products; None: E ** -0.5 (the default of kgen_ops is 1).
+        initial_state: [B, H, E, M]; with `normalize` a pair of this tensor and the sum of the keys
+            so far, [B, 1, H, E]. Dtypes other than fp32 are converted.
+        output_final_state: Whether to return the final state, in fp32, in the form of
+            `initial_state`.
         normalize: Divide by q_t . (sum of the keys up to t) * scale + 1e-10.
         cu_seqlens: Must be None.
     Returns:
@@ -122,7 +124,7 @@ def fused_recurrent_linear_attn(
 ) -> tuple[Tensor, KeyValueState | None]:
     """FLA's `fused_recurrent_linear_attn` by `kgen_ops.linear_attention`.
 
-    Args, returns and errors are those of `chunk_linear_attn`, but `normalize` is False by
+    Arguments, results and errors are those of `chunk_linear_attn`, but `normalize` is False by
     default. `reverse` must be False.
     """
     if reverse:
@@ -143,8 +145,8 @@ def fused_recurrent_rwkv4(
         k, v: [B, T, C].
         state: [B, 3, 1, C], (num, den, max); copied to [B, C, 3] in fp32.
     Returns:
-        The output [B, T, C], and the state [B, 3, 1, C] in fp32 as a view. Its gradient is that of
-        kgen_ops.wkv4: the gradient by the final max has no effect.
+        The output [B, T, C], and the state [B, 3, 1, C] in fp32 as a view. Gradients are those of
+        kgen_ops.wkv4: a gradient with respect to the final max has no effect.
     Raises:
         NotImplementedError: If the library has no wkv4.
     """
@@ -204,7 +206,7 @@ def _linear_attn(
 def _parts(
     caller: str, initial_state: KeyValueState | None, normalize: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """State and sum of keys; a caller may give neither, the state, or both."""
+    """The state and the sum of keys; a caller may give neither, the state alone, or both."""
     if not isinstance(initial_state, tuple | list):
         return initial_state, None
     if not normalize:

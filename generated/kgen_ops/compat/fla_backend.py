@@ -4,13 +4,13 @@
     print(fla_backend.register())
 
 FLA sends the calls of some of its functions to the first registered back-end that accepts them
-(`fla.backends`, since FLA 0.6.0). This back-end accepts the calls that the library serves; for all
-others FLA goes on to its other back-ends and its own kernels, and logs the reason once
+(`fla.backends`, since FLA 0.6.0). This back-end accepts the calls that the library serves. For all
+other calls FLA goes on to its other back-ends and its own kernels, and logs the reason once
 (`logging.getLogger("fla.backends")`, level INFO). Models and layers of FLA need no change.
 
-Functions that FLA does not dispatch are not served this way: `kgen_ops.patch(model)` swaps them in
-layers, and `kgen_ops.compat` has them to be imported. `FLA_KGEN=0` in the environment switches the
-back-end off, and `FLA_DISABLE_BACKEND_DISPATCH=1` all of FLA's dispatch.
+Functions that FLA does not dispatch are not served this way: `kgen_ops.patch(model)` replaces them
+in layers, and `kgen_ops.compat` has versions to import. `FLA_KGEN=0` in the environment switches
+the back-end off; `FLA_DISABLE_BACKEND_DISPATCH=1` switches all of FLA's dispatch off.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ __all__ = ["Registered", "register", "unregister"]
 
 _NEEDED = "0.6.0"  # the first FLA with fla.backends
 _BACKEND = "kgen"
-# Before FLA's TileLang and Gluon back-ends, which have 5; after that of Ascend, which has 0.
+# Tried before FLA's TileLang and Gluon back-ends, whose priority is 5, and after the Ascend
+# back-end, whose priority is 0.
 _PRIORITY = 1
 
 
@@ -36,10 +37,12 @@ class _Function(NamedTuple):
     """A function that FLA dispatches.
 
     Attributes:
-        name: Of FLA's function, and of the one in `_fla_calls` that converts its arguments.
-        module: The module that defines it.
-        operator: The operator that serves it.
-        operation: FLA's name of the registry that several functions share; empty: its own.
+        name: Name of FLA's function, and of the function in `_fla_calls` that converts its
+            arguments.
+        module: The FLA module that defines the function.
+        operator: The operator that serves the function.
+        operation: FLA's name of a registry that several functions share; empty: the function has a
+            registry of its own.
     """
 
     name: str
@@ -58,7 +61,7 @@ _FUNCTIONS = (
     _Function("layer_norm_fwd", _NORM, "rmsnorm"),
     _Function("layer_norm_bwd", _NORM, "rmsnorm"),
 )
-# What FLA 0.6.0 does not dispatch as a whole, although the library serves it.
+# Functions that the library serves, but that FLA 0.6.0 does not dispatch as a whole.
 _NOT_DISPATCHED = (
     "chunk_linear_attn", "chunk_rwkv6", "fused_recurrent_rwkv6", "fused_recurrent_rwkv7",
     "fused_mul_recurrent_rwkv7",
@@ -87,7 +90,7 @@ class Registered(NamedTuple):
 
 
 class _Switch:
-    """Whether FLA may use the back-end. FLA has no way to take one out of its registries."""
+    """Whether FLA may use the back-end: FLA cannot remove a back-end from its registries."""
 
     on = False
 
@@ -95,11 +98,11 @@ class _Switch:
 def register() -> Registered:
     """Let the functions that FLA dispatches run on this library's kernels, in this process.
 
-    Calls of such a function that were made before, and models that exist, need nothing: the next
-    call asks this back-end. Registering again changes nothing.
+    Models that already exist need no change, even if they have called such a function before: their
+    next call asks this back-end. Registering again changes nothing.
 
     Returns:
-        Which functions the library serves, and which it does not.
+        The functions that the library serves, and those that it does not serve.
     Raises:
         ImportError: If FLA is missing, cannot be imported, or is older than 0.6.0.
         RuntimeError: If FLA_DISABLE_BACKEND_DISPATCH=1 switches FLA's dispatch off.
@@ -140,7 +143,7 @@ def _fla_backends() -> Any:
     """The module `fla.backends`.
 
     Raises:
-        ImportError: If there is none.
+        ImportError: If FLA or the module cannot be imported.
     """
     install = f"pip install 'flash-linear-attention>={_NEEDED}'"
     try:
@@ -166,7 +169,7 @@ def _fla_backends() -> Any:
 
 
 def _left_alone(backends: Any, function: _Function) -> str:
-    """Register the library for a function of FLA; or say why not."""
+    """Register the library for a function of FLA; return why not, or an empty text."""
     if not has_operator(function.operator):
         return f"the library has no {function.operator}"
     try:
@@ -175,7 +178,7 @@ def _left_alone(backends: Any, function: _Function) -> str:
         return f"this FLA has no {function.module}.{function.name}"
     made = _methods(function)
     if function.operation:
-        # The methods of a class, because one registry has several functions.
+        # A registry for several functions takes a class with a method for each function.
         backends.register(function.operation)(_kind(backends.BaseBackend, made))
         return ""
     try:
@@ -189,7 +192,7 @@ def _left_alone(backends: Any, function: _Function) -> str:
 
 
 def _kind(base: type, methods: dict[str, Callable[..., Any]]) -> type:
-    """A class of FLA's kind; FLA makes the object."""
+    """A subclass of FLA's back-end class, which FLA instantiates."""
 
     def is_enabled(self: Any) -> bool:
         return _Switch.on and bool(base.is_enabled(self))  # type: ignore[attr-defined]

@@ -26,8 +26,8 @@ def rwkv5_cuda_linear_attention(
         receptance, key, value: [B, T, C].
         time_decay: [C] or [H, N]; raw: the decay is exp(-exp(time_decay)).
         time_first: [C] or [H, N].
-        state: [B, H, V, K] in fp32. kgen_ops has [B, H, K, V], so the state is copied, unless
-            an earlier call returned it.
+        state: [B, H, V, K] in fp32. kgen_ops has [B, H, K, V], so the state is copied unless an
+            earlier call returned it.
     Returns:
         The output [B, T, C], and the state [B, H, V, K] as a view. `state` itself is not changed.
     Raises:

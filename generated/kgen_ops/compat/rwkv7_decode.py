@@ -1,7 +1,7 @@
 """RWKV-7's decoding functions of RWKV-LM and Albatross, with the state updated in place.
 
-Unlike the published functions they take any head size, and fp32, fp16 and bf16. No copy is made of
-the state, [B, H, V, K]. As the published functions these have no gradients.
+Unlike the published functions they take any head size, and fp32, fp16 and bf16. The state,
+[B, H, V, K], is not copied. Like the published functions they have no gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def rwkv7_wkv_fp32_v2(
     """Albatross's `rwkv7_wkv_fp32_v2.forward` by `kgen_ops.wkv7_decode`.
 
     Args:
-        B, T, C, H: Sequences, steps, features, heads.
+        B, T, C, H: Number of sequences, steps, features, heads.
         state: fp32, [B, H, V, K]; updated in place.
         r, w, k, v, a, b: [B, T, C]; the decay is exp(-exp(-0.5) * sigmoid(w)).
         y: [B, T, C]; written.
@@ -43,10 +43,10 @@ def wkv7s(
     """RWKV-LM's `torch.ops.wkv7s.forward` by `kgen_ops.wkv7_decode`.
 
     Args:
-        B, T, C, H: Sequences (RWKV-LM has one), steps, features, heads.
-        state: fp32, [B, H, V, K], without B where that is 1; updated in place.
-        r, w, k, v, a, b: [B, T, C], without B where that is 1; the decay is exp(-exp(w)).
-        y: As r; written.
+        B, T, C, H: Number of sequences (RWKV-LM has one), steps, features, heads.
+        state: fp32, [B, H, V, K], or [H, V, K] if B is 1; updated in place.
+        r, w, k, v, a, b: [B, T, C], or [T, C] if B is 1; the decay is exp(-exp(w)).
+        y: Shape of r; written.
     Raises:
         NotImplementedError: If the library has no wkv7_decode, or a gradient is wanted.
         ValueError: If the tensors are not of these shapes, or H does not divide C.
@@ -73,7 +73,7 @@ def _decode(
         raise ValueError(f"{caller}: state has shape {tuple(state.shape)}; want "
                          f"{(batch, count, size, size)}, as B, C and H say")
     if y.device != rows[0].device or y.layout is not torch.strided or not y.is_floating_point():
-        # Checked before the state is updated: an error of `copy_` would come too late.
+        # Checked here because an error of `copy_` would come after the state's update.
         raise ValueError(f"{caller}: y is a {y.dtype} tensor of layout {y.layout} on {y.device}, "
                          f"and the call writes into it\n  next: pass "
                          f"torch.empty_like(r), on {rows[0].device}")

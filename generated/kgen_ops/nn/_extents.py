@@ -1,4 +1,4 @@
-"""Check the extents that modules are made with, and explain tensors that do not fit them."""
+"""Check the extents that modules are constructed with; explain tensors that do not fit them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def check_extents(module: str, **extents: object) -> None:
     """Check that extents are whole numbers of at least 1.
 
     Args:
-        module: Its class; for the error.
+        module: Class of the module, for the error.
         extents: Name of the argument -> its value.
     Raises:
-        TypeError: If one is no whole number.
-        ValueError: If one is less than 1 or has more than 63 bits.
+        TypeError: If an extent is no whole number.
+        ValueError: If an extent is less than 1 or has more than 63 bits.
     """
     for name, value in extents.items():
         if isinstance(value, bool) or not isinstance(value, int):
@@ -32,13 +32,13 @@ def refuse_rows(
     """Raise the error of tensors that are not rows of heads, [B, T, H * features].
 
     Args:
-        module: Its class; for the error.
+        module: Class of the module, for the error.
         count: H.
         tensors: Name of the argument -> its value.
-        problem: What PyTorch raised.
+        problem: The exception that PyTorch raised.
     Raises:
-        TypeError: If one is no tensor.
-        ValueError: If one cannot be viewed as heads.
+        TypeError: If an argument is no tensor.
+        ValueError: If a tensor cannot be viewed as heads.
     """
     for name, x in tensors.items():
         if not isinstance(x, Tensor):

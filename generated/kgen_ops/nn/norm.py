@@ -20,14 +20,14 @@ class RMSNorm(nn.RMSNorm):
     h = x + residual, or x
     y = h / sqrt(mean(h^2) + eps) * (offset + weight)
 
-    Unlike torch's, the output has the dtype of x where the weight is fp32 and x is not.
+    Unlike the output of torch's module, y has the dtype of x if the weight is fp32 and x is not.
 
     Args:
         normalized_shape: Extent of the last dim; a sequence of one number is the same.
-        eps: Added to the mean square; None: the machine epsilon of fp32, as torch has it.
+        eps: Added to the mean square; None: the machine epsilon of fp32, torch's default for fp32.
         elementwise_affine: Whether there is a weight.
         device, dtype: The device and dtype of the weight.
-        offset: Added to the weight, which starts as 1 - offset. Gemma has 1.
+        offset: Added to the weight, which starts as 1 - offset. Gemma's offset is 1.
     Raises:
         ValueError: If `normalized_shape` has another number of dims than 1.
 
@@ -75,11 +75,11 @@ class RMSNorm(nn.RMSNorm):
     def forward(
         self, x: Tensor, residual: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Compute y; with a residual, the named tuple of y and h.
+        """Compute y; with a residual, a named tuple of y and h.
 
         Args:
             x: [..., N].
-            residual: As x, in its dtype or in fp32; added to x first.
+            residual: Shape of x, in the dtype of x or in fp32; added to x first.
         """
         eps = torch.finfo(torch.float32).eps if self.eps is None else self.eps
         made: Tensor | tuple[Tensor, Tensor] = _OPERATOR(

@@ -35,7 +35,7 @@ def make_inputs(
 def scale(
     pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """Errors are relative to what is added up."""
+    """The scale of errors: the sum of the absolute values that are added."""
     x = inputs["x"].abs()
     return {"y": abs(scalars["gain"]) * (x.flip(-1) + x.sum(dim=-1, keepdim=True))}
 
