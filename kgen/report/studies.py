@@ -129,16 +129,13 @@ def distributions_of(records: Sequence[Record]) -> dict[str, BaseDistribution]:
         IntDistribution,
     )
 
-    values: dict[str, dict[Value, None]] = {}
+    values: dict[str, dict[tuple[type, Value], Value]] = {}
     for record in records:
-        values.setdefault(VARIANT, {})[record.config.variant] = None
-        for name, value in record.config.values:
-            # Types are compared as well, because True == 1.
-            known = values.setdefault(name, {})
-            if not any(type(v) is type(value) and v == value for v in known):
-                known[value] = None
+        for name, value in ((VARIANT, record.config.variant), *record.config.values):
+            values.setdefault(name, {})[type(value), value] = value  # by type too: True == 1
     found: dict[str, BaseDistribution] = {}
-    for name, seen in values.items():
+    for name, known in values.items():
+        seen = list(known.values())
         numbers = [v for v in seen if not isinstance(v, bool | str)]
         if len(numbers) != len(seen):
             found[name] = CategoricalDistribution(sorted(seen, key=lambda v: (str(type(v)), v)))

@@ -1556,13 +1556,10 @@ def subject_of(family: Family) -> Subject:
     variant = entry.space.variant(family.pass_name, family.variant)
     signature = entry.operator.signature
     problem = parse_problem(family.dims, signature)
-    if family.choose.keys() == {p.name for p in variant.params}:  # even if no search tries it
-        return Subject(family.name, family.operator, family.variant, family.choose, family.dims,
-                       pass_name=family.pass_name)  # fmt: skip
     host, h200 = profile_named("host"), profile_named("h200")
     pass_ = signature.pass_named(family.pass_name)
     # A search may not try a config whose parameters are all chosen; legality is enough.
-    if family.choose.keys() >= {param.name for param in variant.params}:
+    if family.choose.keys() == {param.name for param in variant.params}:
         chosen = Config.of(variant.name, dict(family.choose))
         assert is_feasible(variant, chosen, pass_, problem, h200, legality_only=True)
         return Subject(family.name, family.operator, family.variant, chosen.as_dict(), family.dims,

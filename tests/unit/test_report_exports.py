@@ -92,6 +92,9 @@ def test_numbers_are_ordered_and_the_variant_is_one_parameter() -> None:
     assert found["share"] == FloatDistribution(0.5, 0.5)
     mixed = [trial(0, 1.0, x=1), trial(1, 1.0, x="all")]
     assert distributions_of(mixed)["x"] == CategoricalDistribution([1, "all"])
+    both = distributions_of([trial(0, 1.0, x=1), trial(1, 1.0, x=True)])["x"]
+    assert isinstance(both, CategoricalDistribution)
+    assert [type(choice) for choice in both.choices] == [bool, int]
 
 
 def test_a_trial_begins_when_the_one_before_ends() -> None:
