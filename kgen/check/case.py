@@ -17,8 +17,8 @@ NORMAL = "normal"
 Layout = Literal[
     "contiguous", "strided", "odd strides", "permuted", "shifted", "shifted 8 bytes",
     "shifted 16 bytes", "apart", "views", "shared", "expanded", "overlapping", "far",
-    "far second", "far third", "one gap", "one gap second", "one gap third", "repeated",
-    "repeated first", "repeated second", "repeated third",
+    "far second", "far third", "far fourth", "one gap", "one gap second", "one gap third",
+    "repeated", "repeated first", "repeated second", "repeated third",
 ]
 SHIFTED: tuple[Layout, ...] = ("shifted", "shifted 8 bytes", "shifted 16 bytes")
 APART: Layout = "apart"
@@ -33,7 +33,7 @@ REPEATED: tuple[Layout, ...] = (
 EQUAL_VALUES: tuple[Layout, ...] = (SHARED, EXPANDED, OVERLAPPING, *REPEATED)
 """Layouts in which several elements occupy the same memory and so have equal values."""
 FAR: Layout = "far"
-FARS: tuple[Layout, ...] = (FAR, "far second", "far third")
+FARS: tuple[Layout, ...] = (FAR, "far second", "far third", "far fourth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Case:
     - `overlapping`: a row begins in the middle of the row before, as windows of a sequence do.
     - `one gap`, `one gap second`, `one gap third`: a single dim of each input has a gap; it differs
       between these layouts and between inputs.
-    - `far`, `far second`, `far third`: the stride of one dim with a free stride exceeds 32 bits.
+    - `far`, `far second` and so on: the stride of one dim with a free stride exceeds 32 bits.
 
     Attributes:
         name: `normal`, one of the operator's cases, or a set of hard values of this package.

@@ -309,7 +309,8 @@ def _laid_out(
         pad = gap(value.element_size(), place, False)
         strides = one_gap(declared, shape, pad, place + ONE_GAPS.index(layout))
     elif layout == EXPANDED:
-        strides = expanded_strides(shape, long_dim(declared, shape, place))
+        dim = None if declared.in_out else long_dim(declared, shape, place)
+        strides = expanded_strides(shape, dim)
     elif layout in FARS and long_dim(declared, shape) is not None:
         strides = far_strides(declared, shape, FARS.index(layout))
         buffer: Guarded = far(shape, value.dtype, strides)

@@ -70,8 +70,6 @@ def long_dim(declared: Declared, shape: tuple[int, ...], place: int = 0) -> int 
         declared, shape: The input's declaration and shape.
         place: Index of the input in the pass: the choice differs between inputs.
     """
-    if declared.in_out:
-        return None
     free = [i for i, dim in enumerate(declared.dims) if dim in declared.free_strides]
     long = [i for i in free if shape[i] > 1]
     return long[place % len(long)] if long else None

@@ -323,7 +323,7 @@ class Schedule:
         """Rows that are gigabytes apart: the pages between them are never touched, so never
         allocated.
         """
-        most = max((len(t.free_strides) for t in self.pass_.inputs if not t.in_out), default=0)
+        most = max((len(t.free_strides) for t in self.pass_.inputs), default=0)
         dims = self.extents.reduced(FEW, self.sizes.small, constants, times=2, least=FEW)
         few = {name: FEW_STEPS for name in self.operator.serial_dims if name not in constants}
         for place, layout in enumerate(FARS[:most]):

@@ -179,7 +179,8 @@ def drawn_slots(
     """Draw a pool, and the slots of the sequences in random order.
 
     If there are fewer slots than sequences, the others have a negative index. `skipped` has
-    negative indices between the others, `out_of_range` has indices >= S. `nonfinite` fills a slot
+    negative indices between the others, `out_of_range` has indices >= S; both have some whose last
+    32 bits are a slot's number. `nonfinite` fills a slot
     of no sequence with NaN, if there is one, and plants a NaN in the state of the first sequence.
     """
     import torch
@@ -197,8 +198,12 @@ def drawn_slots(
     dtype = getattr(torch, problem.dtype("state_indices_dtype").torch)
     if case == "skipped":
         slots[::3], slots[1::5] = -1, torch.iinfo(dtype).min
+        if dtype == torch.int64:
+            slots[2::5] -= 2**32
     if case == "out_of_range":
         slots[::3], slots[1::5] = s, torch.iinfo(dtype).max
+        if dtype == torch.int64:
+            slots[2::5] += 2**32
     return {"state_pool": pool, "state_indices": slots.to(dtype)}
 
 

@@ -38,6 +38,42 @@ def case_factor(case: str, dtype: torch.dtype) -> float:
     return 1e-4 if case == "tiny" else 1.0
 
 
+def rare_decays(uniform: torch.Tensor) -> torch.Tensor:
+    """Return log decays that random ones seldom are: nearly 0, exactly 0, and of -9 to -20.
+
+    Args:
+        uniform: Random numbers between 0 and 1, in the shape of the decays. The kinds take turns
+            along its elements, so that neighbours differ.
+    """
+    import torch
+
+    kind = torch.arange(uniform.numel(), device=uniform.device).view(uniform.shape) % 4
+    strong = torch.where(kind == 1, -9.0 - 11.0 * uniform, 0.0)
+    return torch.where(kind % 2 == 0, -(10.0 ** (-2.0 - 5.0 * uniform)), strong)
+
+
+def plant_at_ends(inputs: dict[str, torch.Tensor]) -> None:
+    """Plant NaN in all rows of the first and the last step of every second sequence.
+
+    Args:
+        inputs: Changed in place. Rows are [B, T, H, features]; sequences are batch rows, or those
+            of `cu_seqlens` if that is given.
+    """
+    import torch
+
+    rows = [inputs[name] for name in ("r", "k", "v", "gy") if name in inputs]
+    length = rows[0].shape[1]
+    if "cu_seqlens" in inputs:
+        ends = inputs["cu_seqlens"].long()
+        pairs = torch.stack((ends[:-1], ends[1:]), dim=1)[1::2]
+        steps = pairs[pairs[:, 0] < pairs[:, 1]] - torch.tensor([0, 1], device=ends.device)
+        for x in rows:
+            x[:, steps.flatten()] = torch.nan
+    elif length > 0:
+        for x in rows:
+            x[1::2, :: max(length - 1, 1)] = torch.nan
+
+
 def widened(x: torch.Tensor) -> torch.Tensor:
     """Return a floating-point tensor in fp32, or unchanged if its dtype is wider."""
     import torch

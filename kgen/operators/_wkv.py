@@ -20,7 +20,13 @@ from kgen.model.signature import (
     Tensor,
 )
 from kgen.operators import _trained as trained
-from kgen.operators._shared import case_factor, moved_bytes, root_sum_square_scale
+from kgen.operators._shared import (
+    case_factor,
+    moved_bytes,
+    plant_at_ends,
+    rare_decays,
+    root_sum_square_scale,
+)
 from kgen.operators._wkv_definition import decays, definition, recurrence
 from kgen.operators._wkv_peers import SLOW_PEERS, peers
 from kgen.operators.base import Cost, Operator
@@ -35,7 +41,8 @@ _STEP = ("B", "T", "H")
 _ANY_LAYOUT = "the last dim contiguous, any strides of B, T and H."
 
 CASES = (
-    "tiny", "huge", "positive", "alternating", "extreme_decay", "no_decay", "mixed", "nonfinite",
+    "tiny", "huge", "positive", "alternating", "extreme_decay", "no_decay", "rare_decays", "mixed",
+    "nonfinite", "nonfinite_ends",
 )
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 
@@ -177,13 +184,15 @@ class Inputs:
 
         r and k shrink as T grows, so that sums over T stay within fp16's range without a decay.
         Decays are in the range that models have, 0.07 to 0.998 per step. `extreme_decay` has decays
-        from 1 over exp(-exp(2)) down to exactly 0, `no_decay` only decays of 1, `mixed` both of
-        these among ordinary ones; other forms of w express the same decays. `tiny`, `huge`,
-        `positive` and `alternating` are as in linear_attention.
+        from 1 over exp(-exp(2)) down to exactly 0, `no_decay` only decays of 1, and `mixed` both of
+        these among ordinary ones. `rare_decays` has log decays of -1e-7 to -1e-2, -9 to -20 and 0.
+        Other forms of w express the same decays. `tiny`, `huge`, `positive` and `alternating` are
+        as in linear_attention.
 
         `nonfinite` plants a NaN in r, k, v, gy and in wkv6 in w. In the forward pass, k gets an Inf
         in the last step instead: for an Inf in an earlier step, the result would depend on whether
-        an algorithm multiplies it by a decay that has been rounded to 0.
+        an algorithm multiplies it by a decay that has been rounded to 0. `nonfinite_ends` plants
+        NaN in the first and the last step of every second sequence; the others must stay finite.
         """
         import torch
 
@@ -239,6 +248,8 @@ class Inputs:
             drawn["cu_seqlens"] = offsets.to(
                 getattr(torch, problem.dtype("cu_seqlens_dtype").torch)
             )
+        if case == "nonfinite_ends":
+            plant_at_ends(drawn)
         return drawn
 
 
@@ -256,6 +267,8 @@ def _log_decays(
     )[choice]
     if case == "no_decay":
         return torch.zeros_like(ordinary)
+    if case == "rare_decays":
+        return rare_decays(uniform)
     if case == "extreme_decay":
         return extreme
     return torch.where(choice % 2 == 0, ordinary, extreme) if case == "mixed" else ordinary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kgen.model.problem import Problem
-from kgen.operators._shared import case_factor
+from kgen.operators._shared import case_factor, plant_at_ends
 from kgen.operators._wkv import _log_decays
 from kgen.operators._wkv7_signature import DECAY_FORM
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 CASES = (
-    "tiny", "huge", "positive", "alternating", "extreme_decay", "no_decay", "mixed", "nonfinite",
+    "tiny", "huge", "positive", "alternating", "extreme_decay", "no_decay", "rare_decays", "mixed",
+    "nonfinite", "nonfinite_ends",
 )
 
 
@@ -34,7 +35,7 @@ def make_inputs(
 
     `nonfinite` plants a NaN in r, k, v, gy and w. In the forward pass, k gets an Inf in the last
     step instead: for an Inf in an earlier step, the result would depend on whether an algorithm
-    multiplies it by a decay that has been rounded to 0.
+    multiplies it by a decay that has been rounded to 0. `nonfinite_ends` is that of wkv6.
     """
     import torch
 
@@ -83,6 +84,8 @@ def make_inputs(
         ends = torch.tensor([0, t], device=device)
         offsets = torch.cat([ends[:1], cuts.sort().values, ends[1:]])
         drawn["cu_seqlens"] = offsets.to(getattr(torch, problem.dtype("cu_seqlens_dtype").torch))
+    if case == "nonfinite_ends":
+        plant_at_ends(drawn)
     return drawn
 
 

@@ -190,7 +190,8 @@ def make_inputs(
     """Draw the inputs; the case decides their scale, signs and special values.
 
     q and k shrink as T grows, so that sums over T stay within fp16. With a norm both are positive,
-    as feature maps make them; otherwise the norm would pass through zero. `tiny` and `huge` scale v
+    as feature maps make them; otherwise the norm would pass through zero. In `negative_norm` q and
+    norms are below 0. `tiny` and `huge` scale v
     and gout by 1e-4 and 1e4 (fp16: 1e2). `positive` makes all values positive, so that a bias of
     the summation accumulates. `alternating` changes the sign of v and gout at every step.
     `nonfinite` plants a NaN in q, v and gout, and in k an Inf (backward: a NaN); steps that do not
@@ -214,6 +215,8 @@ def make_inputs(
             x = x.abs()
         elif normed:
             x = F.elu(x) + 1
+        if case == "negative_norm" and name == "q":
+            x = -64 * x.abs()  # far below any eps
         drawn[name] = (x / max(t, 1) ** 0.25).to(dtype)
     sign = 1 - 2 * (torch.arange(t, device=device) % 2).view(t, 1)
     for name in ("v",) if pass_name == "forward" else ("v", "gout"):
@@ -222,6 +225,8 @@ def make_inputs(
             x = x.abs()
         if case == "alternating":
             x = x * sign
+        if case == "negative_norm":
+            x = x / 64  # sums stay within fp16
         drawn[name] = (x * case_factor(case, dtype)).to(dtype)
     if case == "nonfinite" and b * h * t:
         drawn["q"][b // 2, h // 2, t - 1, e - 1] = float("nan")
@@ -244,6 +249,8 @@ def make_inputs(
         if problem.dtype(field).itemsize:
             x = draw(*shape)
             drawn[name] = x.abs() + 0.5 if name in ("norm", "initial_key_sum") else x
+    if case == "negative_norm" and "norm" in drawn:
+        drawn["norm"].neg_()
     return drawn
 
 
@@ -331,7 +338,7 @@ OPERATOR = Operator(
     signature=SIGNATURE,
     definition=definition,
     make_inputs=make_inputs,
-    cases=("tiny", "huge", "positive", "alternating", "nonfinite"),
+    cases=("tiny", "huge", "positive", "alternating", "negative_norm", "nonfinite"),
     cost=cost,
     problems={
         "cuda": (

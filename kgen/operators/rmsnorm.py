@@ -141,7 +141,8 @@ def make_inputs(
     `nonfinite` plants one NaN, one Inf and one -Inf in x, and in w a NaN whose bits are all ones
     (as a GPU's arithmetic produces; a faulty rounding carries it over to 0). `zero_rows` zeroes
     every third row (only eps keeps the result finite). `offset` adds 100 to every element, so that
-    the mean square is much larger than the variance.
+    the mean square is much larger than the variance. `uneven_rows` has rows whose mean square is
+    far below eps, and rows with one element 256 times as large, in x and in what is added to it.
     """
     import torch
 
@@ -160,7 +161,10 @@ def make_inputs(
         x += 100.0
     elif case == "zero_rows":
         x[::3] = 0.0
+    elif case == "uneven_rows":
+        _make_uneven(x)
     elif case == "nonfinite" and m:
+        x[0, 1::5] = 0.0  # 0 * NaN is NaN
         x[0, 0] = float("nan")
         x[m // 2, n // 2] = float("inf")
         x[m - 1, n - 1] = float("-inf")
@@ -179,7 +183,16 @@ def make_inputs(
         inputs[added] = rows()
         if case == "zero_rows":
             inputs[added][::3] = 0.0
+        if case == "nonfinite":
+            inputs[added][:1, 1::5] = 0.0
+        if case == "uneven_rows" and added == "residual":
+            _make_uneven(inputs[added])
     return inputs
+
+
+def _make_uneven(rows: torch.Tensor) -> None:
+    rows[1::3] *= 1e-6
+    rows[2::3, rows.shape[1] // 3] *= 256
 
 
 def _hard_weight(w: torch.Tensor, case: str, problem: Problem) -> torch.Tensor:
@@ -275,7 +288,7 @@ OPERATOR = Operator(
     signature=SIGNATURE,
     definition=definition,
     make_inputs=make_inputs,
-    cases=("tiny", "huge", "offset", "zero_rows", "nonfinite"),
+    cases=("tiny", "huge", "offset", "zero_rows", "uneven_rows", "nonfinite"),
     cost=cost,
     problems={
         "cuda": (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kgen.model.problem import Problem
 from kgen.model.signature import Dim, DTypeField, Option, Pass, Signature, Tensor
 from kgen.operators import _trained as trained
-from kgen.operators._shared import case_factor, moved_bytes
+from kgen.operators._shared import case_factor, moved_bytes, rare_decays
 from kgen.operators._wkv4_definition import EMPTY, definition, scale
 from kgen.operators._wkv4_peers import peers
 from kgen.operators.base import Cost, Operator
@@ -118,7 +118,7 @@ def make_inputs(
     initial max of 50, one key in 16 of -1000, and u from 10 to 30. `rising` and `falling` let k
     grow or fall by 1 per step, so that the maximum changes at every step, or never. `alternating`
     makes neighbouring terms cancel. `extreme_decay` has log decays from 0 to -inf, `no_decay` only
-    0.
+    0, and `rare_decays` -1e-7 to -1e-2, -9 to -20 and 0.
 
     `nonfinite` plants a NaN in k, v and gy, and in the forward pass an Inf in the last v: for an
     Inf in an earlier step, the result would depend on whether an algorithm multiplies it by a
@@ -163,9 +163,12 @@ def make_inputs(
     if case == "no_decay":
         decay = torch.zeros_like(decay)
     elif case == "extreme_decay":
+        # A permutation: each value occurs, and beside others, if there are as many channels.
         some = [0.0, -1e-3, -1.0, -7.4, -50.0, -1e4, float("-inf")]
-        choice = torch.randint(0, len(some), (c,), generator=generator, device=device)
+        choice = torch.randperm(c, generator=generator, device=device) % len(some)
         decay = torch.tensor(some, device=device)[choice]
+    elif case == "rare_decays":
+        decay = rare_decays(uniform)
     raw = dict(problem.dtypes)[_DECAY_FORM.name] == "raw"
     drawn["w"] = ((-decay).log() if raw else decay).to(dtype_of("w_dtype"))
     u = draw(c)
@@ -213,7 +216,7 @@ OPERATOR = Operator(
     make_inputs=make_inputs,
     cases=(
         "tiny", "huge", "large_keys", "far_exponents", "rising", "falling", "alternating",
-        "no_decay", "extreme_decay", "nonfinite",
+        "no_decay", "extreme_decay", "rare_decays", "nonfinite",
     ),
     cost=cost,
     problems={
