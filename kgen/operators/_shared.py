@@ -49,7 +49,8 @@ def rare_decays(uniform: torch.Tensor) -> torch.Tensor:
 
     kind = torch.arange(uniform.numel(), device=uniform.device).view(uniform.shape) % 4
     strong = torch.where(kind == 1, -9.0 - 11.0 * uniform, 0.0)
-    return torch.where(kind % 2 == 0, -(10.0 ** (-2.0 - 5.0 * uniform)), strong)
+    digits = torch.where(kind == 2, 6.0 + uniform, 2.0 + 4.0 * uniform)
+    return torch.where(kind % 2 == 0, -(10.0**-digits), strong)
 
 
 def plant_at_ends(inputs: dict[str, torch.Tensor]) -> None:

@@ -4,8 +4,8 @@
 right on nearly all calls: they are wrong at some extent, stride, address, value or order of blocks,
 or they read memory that a launch must not rely on. Most of them are naive kernels, which have few
 statements. The mistakes of `planted_mutants.py`, `rare_mutants.py`, `laid_mutants.py`,
-`shaped_mutants.py` and `lone_mutants.py` are added to the mistakes of the same kernels;
-`early_mutants.py` has kernels that do not wait for the previous kernel.
+`shaped_mutants.py`, `lone_mutants.py` and `unlisted_mutants.py` are added to those of the same
+kernels; `early_mutants.py` has kernels that do not wait for the previous kernel.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from lone_mutants import LONE, LONE_IN_CI
 from planted_mutants import PLANTED, PLANTED_IN_CI
 from rare_mutants import RARE, RARE_IN_CI
 from shaped_mutants import SHAPED, SHAPED_IN_CI
+from unlisted_mutants import UNLISTED, UNLISTED_IN_CI
 
 _EXACT = "M=37,N=203,dtype=fp32,residual_dtype=fp32,rstd_dtype=fp32"
 
@@ -354,7 +355,7 @@ _HIDDEN = (
 def _with_planted() -> tuple[Family, ...]:
     """Each kernel with the mistakes of all files, so that each kernel is certified once."""
     found: dict[tuple[str, str], Family] = {(f.name, f.dims): f for f in _HIDDEN}
-    for planted in (*PLANTED, *RARE, *LAID, *SHAPED, *LONE):
+    for planted in (*PLANTED, *RARE, *LAID, *SHAPED, *LONE, *UNLISTED):
         known = found.setdefault((planted.name, planted.dims), replace(planted, mistakes=()))
         both = replace(known, mistakes=(*known.mistakes, *planted.mistakes))
         found[planted.name, planted.dims] = both
@@ -365,6 +366,7 @@ HIDDEN = (*_with_planted(), *EARLY)
 
 _OTHERS_IN_CI = (
     PLANTED_IN_CI | RARE_IN_CI | LAID_IN_CI | EARLY_IN_CI | SHAPED_IN_CI | LONE_IN_CI
+    | UNLISTED_IN_CI
 )
 IN_CI = _OTHERS_IN_CI | frozenset({
     "rmsnorm-forward-naive-stride of another input",
