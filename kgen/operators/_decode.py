@@ -34,7 +34,8 @@ INDICES = "state_indices_dtype=int64"
 
 # The cases of the recurrence, without those that need sums over many steps.
 CASES = (
-    "huge", "extreme_decay", "no_decay", "mixed", "nonfinite", "skipped", "out_of_range",
+    "huge", "extreme_decay", "no_decay", "rare_decays", "mixed", "nonfinite", "skipped",
+    "out_of_range",
 )
 
 _POOL = Tensor(

@@ -26,6 +26,16 @@ def test_each_kind_of_rare_decay_is_there(shape: tuple[int, ...]) -> None:
     assert ((decays[::4] < 0) & (decays[::4] >= -1e-2)).all()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_wkv4_has_each_extreme_decay(seed: int) -> None:
+    declared = open_catalogue().entry("wkv4").operator
+    problem = parse_problem("B=1,T=2,C=7,dtype=fp32", declared.signature)
+    generator = torch.Generator().manual_seed(seed)
+    cpu = torch.device("cpu")
+    drawn = declared.make_inputs("forward", problem, "extreme_decay", generator, cpu)
+    assert drawn["w"].unique().numel() == 7
+
+
 def test_every_second_sequence_has_nan_at_both_ends() -> None:
     rows = {name: torch.zeros(1, 10, 2, 3) for name in ("r", "k", "v")}
     sequences = torch.tensor([0, 2, 6, 6, 9, 10])  # steps 2 to 5 and 6 to 8 are every second one
