@@ -33,7 +33,7 @@ def test_wkv4_has_each_extreme_decay(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     cpu = torch.device("cpu")
     drawn = declared.make_inputs("forward", problem, "extreme_decay", generator, cpu)
-    assert drawn["w"].unique().numel() == 7
+    assert len(set(drawn["w"].tolist())) == 7
 
 
 def test_every_second_sequence_has_nan_at_both_ends() -> None:
