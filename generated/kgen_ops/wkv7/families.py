@@ -1518,8 +1518,8 @@ FORWARD = (
             lambda call: call.itemsize == 2 or call.min_blocks == 1,
             lambda call: call.itemsize == 2 or call.smem_per_block > 131072 or (not call.on_gpu),
             lambda call: (
-                call.decay_form != 'clamp' or call.dtype != 'bf16' or call.final_state_itemsize > 0
-                or (call.K <= 32) or (not call.on_gpu)
+                call.dtype != 'bf16' or call.final_state_itemsize > 0 or call.K <= 32 or (not
+                call.on_gpu)
             ),
         ),
         bind=forward_warp_specialized_tf32,
@@ -2912,6 +2912,10 @@ BACKWARD = (
             lambda call: call.gw_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
         ),
         suits=(
+            lambda call: (
+                call.dtype != 'bf16' or call.w_itemsize == 4 or call.initial_state_itemsize > 0 or
+                (not call.on_gpu)
+            ),
             lambda call: not call.few_heads,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: (
