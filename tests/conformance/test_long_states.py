@@ -21,6 +21,7 @@ TILES = {"chunk": 16, "value_tiles": 1, "value_warps": 1, "key_warps": 1, "stage
 STATE_TILES = {"step_tiles": 1, "block_v": 16, "state_keys": 16, "state_values": 16,
                "state_key_warps": 1, "state_value_warps": 1, "batch": 16}  # fmt: skip
 STEPS = "B=1,H=1,T=8193,E=16,M=16,dtype=bf16"
+SEGMENTS = {"warps": 1, "row_warps": 1, "stages": 2, "vec": 8, "min_blocks": 1}
 HALVING = TILES | {"buffers": 1}
 CASES: tuple[tuple[str, str, str, dict[str, int]], ...] = (
     ("forward", "chunk_loop", "final_state_dtype=fp32", {}),
@@ -42,6 +43,13 @@ def test_states_after_thousands_of_steps(
 def test_the_state_of_a_constant_decay(lane_keys: int) -> None:
     problem = "B=1,H=1,T=8193,K=16,V=16,dtype=fp16,final_state_dtype=fp32,decay_form=decay"
     check("wkv5", "forward", "chunk_halving", problem, HALVING | {"lane_keys": lane_keys})
+
+
+@pytest.mark.parametrize(("operator", "form"), [("wkv5", "raw"), ("wkv5", "log"), ("wkv6", "log")])
+@pytest.mark.parametrize("segments", [1, 2])
+def test_the_state_of_segments(operator: str, form: str, segments: int) -> None:
+    problem = f"B=1,H=1,T=8193,K=16,V=16,dtype=bf16,final_state_dtype=fp32,decay_form={form}"
+    check(operator, "forward", "warp_specialized_states", problem, SEGMENTS | {"segments": segments})
 
 
 def check(operator: str, pass_name: str, name: str, text: str, given: dict[str, int]) -> None:
