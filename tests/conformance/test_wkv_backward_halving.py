@@ -60,7 +60,8 @@ def test_segments(
 
 
 @pytest.mark.parametrize(
-    ("operator", "text", "groups", "copy_bytes", "terms"), one_of(2, [c for c in CASES if c[3] == 16])
+    ("operator", "text", "groups", "copy_bytes", "terms"),
+    one_of(2, [c for c in CASES if c[3] == 16]),
 )
 def test_row_copies(operator: str, text: str, groups: int, copy_bytes: int, terms: int) -> None:
     demand("chunk_halving", operator, text, groups, copy_bytes, terms, row_copies=True)

@@ -47,7 +47,9 @@ def demand(
     demand_verified(entry, variant, problem, Config.of(variant.name, values))
 
 
-@pytest.mark.parametrize(("text", "segments", "warps", "stages", "state_stages", "vec"), one_of(2, CASES))
+@pytest.mark.parametrize(
+    ("text", "segments", "warps", "stages", "state_stages", "vec"), one_of(2, CASES)
+)
 def test_segments(
     text: str, segments: int, warps: tuple[int, int], stages: int, state_stages: int, vec: int
 ) -> None:

@@ -13,12 +13,16 @@ from mutation_harness import mechanism_of, passes_unmutated, refused
 from kgen.catalogue import open_catalogue
 
 CASES = [(family, mistake) for family in FAMILIES for mistake in family.mistakes]
-# If a family has more mistakes than this, the tiers test every third; the others are slow tests.
-MANY = 15
 
 
-def in_thirds(family: Family) -> bool:
-    return family.thirds or len(family.mistakes) > MANY
+def every(family: Family) -> int:
+    """Of which number of a family's mistakes one is in the tiers; the others are slow tests."""
+    count = len(family.mistakes)
+    if count > 40:
+        return 5
+    if count > 15 or family.thirds:
+        return 3
+    return 2 if count > 8 else 1
 
 
 @pytest.mark.slow
@@ -32,7 +36,7 @@ def test_unmutated_passes(family: Family) -> None:
     [
         pytest.param(
             family, mistake, id=f"{family.name}-{mistake.operation}",
-            marks=[pytest.mark.slow] if in_thirds(family) and place % 3 else [],
+            marks=[pytest.mark.slow] if place % every(family) else [],
         )
         for family in FAMILIES for place, mistake in enumerate(family.mistakes)
     ],
