@@ -58,10 +58,12 @@ FRESH = 2
 # number of threads of all blocks of a config together, and bytes of a set.
 MOST_THREADS = 2**14
 FEW_BYTES = replace(HOST_SIZES, small=2**15)
-# For a variant's covering array: candidates per problem, and the largest number of rows.
+# For a variant's covering array: candidates per problem, and the largest number of rows. Three rows
+# have every kind of value: the first, the last and another one (`factors`).
 CANDIDATES = 16
-FEW_DIMS_ROWS, ROWS = 10, 5
-# The slow tests have as many rows and configs again, those that follow.
+FEW_DIMS_ROWS, ROWS = 6, 3
+# The slow tests have the rows that follow, up to these numbers, and as many further configs again.
+FEW_DIMS_ROWS_OF_SLOW, ROWS_OF_SLOW = 20, 10
 INEFFICIENT, SANITIZED = 2, 1
 # Seeds of the order of threads: by rank, and shuffled. If both are run, they must give equal bits.
 BY_RANK, SHUFFLED = 0, 1
@@ -455,11 +457,12 @@ def test_stays_inside_its_buffers(operator: str, pass_name: str, name: str) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
 def test_more_of_all_that(operator: str, pass_name: str, name: str) -> None:
-    """Repeat the tests above with as many further rows and configs."""
+    """Repeat the tests above with further rows and configs."""
     entry = open_catalogue().entry(operator)
     variant, signature = entry.space.variant(pass_name, name), entry.operator.signature
-    rows = FEW_DIMS_ROWS if few_dims(signature) else ROWS
-    wanted = covering(variant, signature, 2 * rows)
+    few = few_dims(signature)
+    rows, most = (FEW_DIMS_ROWS, FEW_DIMS_ROWS_OF_SLOW) if few else (ROWS, ROWS_OF_SLOW)
+    wanted = covering(variant, signature, most)
     check(entry, variant, wanted[rows:], (SHUFFLED,))
     refused = inefficient(variant, signature, count=2 * INEFFICIENT)
     check(entry, variant, refused[INEFFICIENT:], (SHUFFLED,))

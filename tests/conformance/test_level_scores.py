@@ -31,7 +31,7 @@ SCORES = (
 
 
 @pytest.mark.parametrize(
-    ("operator", "text", "chunk", "values", "name", "sequential"), one_of(2, SCORES)
+    ("operator", "text", "chunk", "values", "name", "sequential"), one_of(3, SCORES)
 )
 def test_scores_by_halves(
     operator: str, text: str, chunk: int, values: int, name: str, sequential: bool

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from test_host import H200, HOST, demand_verified
+from tiers import one_of
 
 from kgen.catalogue import open_catalogue, profile_named
 from kgen.model.config import Config
@@ -35,7 +36,7 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("operator", "text", "chunk", "values"), CASES)
+@pytest.mark.parametrize(("operator", "text", "chunk", "values"), one_of(3, CASES))
 def test_a_block_loops_backward_over_all_chunks(
     operator: str, text: str, chunk: int, values: int
 ) -> None:
@@ -57,7 +58,7 @@ PACKED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("operator", "text", "chunk", "values", "sequential"), PACKED)
+@pytest.mark.parametrize(("operator", "text", "chunk", "values", "sequential"), one_of(2, PACKED))
 def test_chunks_of_packed_sequences(
     operator: str, text: str, chunk: int, values: int, sequential: bool
 ) -> None:
@@ -71,8 +72,10 @@ def test_chunks_of_packed_sequences(
     demand_verified(entry, variant, problem, config, LARGE)
 
 
-@pytest.mark.parametrize("operator", ["wkv5", "wkv6"])
-@pytest.mark.parametrize("sequential", [False, True])
+@pytest.mark.parametrize(
+    ("operator", "sequential"),
+    one_of(2, [("wkv5", False), ("wkv5", True), ("wkv6", True), ("wkv6", False)]),
+)
 def test_dependent_launch_and_staggered_blocks(operator: str, sequential: bool) -> None:
     """On the host both change only the text of the kernels, which must remain correct."""
     entry = open_catalogue().entry(operator)

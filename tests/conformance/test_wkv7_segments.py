@@ -41,9 +41,9 @@ BACKWARD: tuple[tuple[str, int, tuple[int, int, int], int, int, dict[str, Value]
     (f"B=1,H=2,T=150,K=64,V=40,{BF16},decay_form=log,{AFTER}", 3, (1, 4, 8), 2, 8, {}),
     (f"B=2,H=1,T=264,K=16,V=64,{BF16},decay_form=clamp", 8, (4, 4, 8), 2, 8, {}),
     (f"B=2,H=1,T=128,K=48,V=16,{BF16},decay_form=raw,{AFTER}", 4, (1, 2, 2), 4, 8, {}),
-    (f"B=1,H=1,T=97,K=20,V=50,{BF16},decay_form=clamp", 3, (2, 4, 2), 2, 2, {"quotients": 1}),
     (f"B=1,N=3,H=2,T=150,K=48,V=32,{BF16},decay_form=raw,{AFTER},{PACKED}", 3, (2, 2, 4), 4, 8,
      {"level_loop": 1}),
+    (f"B=1,H=1,T=97,K=20,V=50,{BF16},decay_form=clamp", 3, (2, 4, 2), 2, 2, {"quotients": 1}),
     (f"B=1,N=3,H=1,T=200,K=64,V=64,{BF16},decay_form=clamp,{AFTER},{PACKED}", 4, (4, 4, 8), 2, 8,
      {"quotients": 1, "state_bytes": 2}),
     (f"B=1,H=1,T=230,K=64,V=64,{BF16},decay_form=clamp,{AFTER}", 3, (2, 4, 4), 2, 8,
@@ -75,14 +75,14 @@ def certify(
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
 
 
-@pytest.mark.parametrize(("text", "segments", "warps", "stages", "vec"), CASES)
+@pytest.mark.parametrize(("text", "segments", "warps", "stages", "vec"), one_of(2, CASES))
 def test_segments(
     text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int
 ) -> None:
     certify(text, segments, warps, stages, vec)
 
 
-@pytest.mark.parametrize(("text", "segments", "warps", "stages", "vec"), QUOTIENTS)
+@pytest.mark.parametrize(("text", "segments", "warps", "stages", "vec"), one_of(2, QUOTIENTS))
 def test_quotients(
     text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int
 ) -> None:
@@ -90,7 +90,7 @@ def test_quotients(
 
 
 @pytest.mark.parametrize(
-    ("text", "segments", "warps", "stages", "vec", "others"), one_of(2, BACKWARD)
+    ("text", "segments", "warps", "stages", "vec", "others"), one_of(3, BACKWARD)
 )
 def test_backward(
     text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 from test_host import demand_verified
+from tiers import one_of
 
 from kgen.catalogue import open_catalogue, profile_named
 from kgen.model.config import Config
@@ -28,7 +29,7 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "vec"), CASES)
+@pytest.mark.parametrize(("text", "vec"), one_of(2, CASES))
 def test_chunks(text: str, vec: int) -> None:
     entry = open_catalogue().entry("wkv7")
     variant = entry.space.variant("forward", "warpgroups")
@@ -45,7 +46,7 @@ SEGMENTS = (
 )
 
 
-@pytest.mark.parametrize(("text", "vec", "segments"), SEGMENTS)
+@pytest.mark.parametrize(("text", "vec", "segments"), one_of(2, SEGMENTS))
 def test_segments(text: str, vec: int, segments: int) -> None:
     entry = open_catalogue().entry("wkv7")
     variant = entry.space.variant("forward", "warp_specialized_segments")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 from test_host import BY_RANK, SHUFFLED, all_variants, run_configs, spread
+from tiers import one_of
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config
@@ -31,9 +32,14 @@ SEPARATE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("operator", "pass_name", "name"), [v for v in all_variants() if v[0] in PACKED]
-)
+def variants_in_turn() -> list[tuple[str, str, str]]:
+    """Pairs of wkv5's and wkv6's variants of one name; in every second pair wkv5 comes first."""
+    of_wkv5, of_wkv6 = ([v for v in all_variants() if v[0] == name] for name in ("wkv5", "wkv6"))
+    pairs = enumerate(zip(of_wkv5, of_wkv6, strict=True))
+    return [variant for place, pair in pairs for variant in (pair if place % 2 else pair[::-1])]
+
+
+@pytest.mark.parametrize(("operator", "pass_name", "name"), one_of(2, variants_in_turn()))
 def test_conventions(operator: str, pass_name: str, name: str) -> None:
     entry = open_catalogue().entry(operator)
     variant, signature = entry.space.variant(pass_name, name), entry.operator.signature

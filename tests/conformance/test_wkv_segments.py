@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 from test_host import demand_verified
+from tiers import one_of
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config, Value
@@ -60,7 +61,9 @@ def demand(
     demand_verified(entry, variant, problem, Config.of(variant.name, values))
 
 
-@pytest.mark.parametrize(("text", "segments", "warps", "stages", "state_stages", "vec"), CASES)
+@pytest.mark.parametrize(
+    ("text", "segments", "warps", "stages", "state_stages", "vec"), one_of(2, CASES)
+)
 def test_segments(
     text: str, segments: int, warps: tuple[int, int], stages: int, state_stages: int, vec: int
 ) -> None:
@@ -76,7 +79,8 @@ def test_lean_producers(
 
 
 @pytest.mark.parametrize(
-    ("text", "segments", "warps", "stages", "state_stages", "vec"), [CASES[0], CASES[5], CASES[7]]
+    ("text", "segments", "warps", "stages", "state_stages", "vec"),
+    one_of(2, [CASES[5], CASES[0], CASES[7]]),
 )
 def test_row_copies(
     text: str, segments: int, warps: tuple[int, int], stages: int, state_stages: int, vec: int

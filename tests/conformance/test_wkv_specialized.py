@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 from test_host import demand_verified
+from tiers import one_of
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config, Value
@@ -17,11 +18,11 @@ BOTH = f"{BEFORE},{PACKED}"
 # Operator, problem; consumers and producers; stages; elements per copy.
 CASES = (
     ("wkv6", "B=1,H=2,T=69,K=64,V=40,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), 4, 8),
-    ("wkv6", f"B=1,N=4,H=1,T=90,K=48,V=32,dtype=bf16,decay_form=raw,{BOTH}", (2, 2), 4, 8),
-    ("wkv6", f"B=1,H=1,T=37,K=128,V=16,dtype=bf16,w_dtype=bf16,decay_form=raw,{BEFORE}", (1, 4),
-     2, 8),
     # Rows of 192 elements, which do not begin at powers of two.
     ("wkv6", "B=1,H=1,T=37,K=144,V=16,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), 2, 8),
+    ("wkv6", f"B=1,H=1,T=37,K=128,V=16,dtype=bf16,w_dtype=bf16,decay_form=raw,{BEFORE}", (1, 4),
+     2, 8),
+    ("wkv6", f"B=1,N=4,H=1,T=90,K=48,V=32,dtype=bf16,decay_form=raw,{BOTH}", (2, 2), 4, 8),
     ("wkv5", "B=1,H=1,T=37,K=192,V=16,dtype=bf16,decay_form=raw", (1, 2), 2, 8),
     ("wkv6", "B=2,H=1,T=35,K=20,V=18,dtype=bf16,u_dtype=bf16,decay_form=log", (2, 4), 2, 2),
     ("wkv6", "B=1,H=1,T=33,K=24,V=16,dtype=bf16,decay_form=decay", (1, 2), 4, 4),
@@ -60,8 +61,8 @@ TERMS = (
 ROWS = (
     ("wkv6", "B=1,H=2,T=69,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=raw", (4, 4), 4, (1, 0)),
     ("wkv6", "B=1,H=2,T=69,K=64,V=40,dtype=bf16,decay_form=log", (4, 4), 2, (0, 0)),
-    ("wkv6", f"B=1,N=4,H=1,T=90,K=48,V=32,dtype=bf16,decay_form=raw,{BOTH}", (2, 2), 4, (0, 0)),
     ("wkv6", f"B=1,H=1,T=37,K=128,V=16,dtype=bf16,decay_form=raw,{BEFORE}", (1, 4), 2, (1, 0)),
+    ("wkv6", f"B=1,N=4,H=1,T=90,K=48,V=32,dtype=bf16,decay_form=raw,{BOTH}", (2, 2), 4, (0, 0)),
     ("wkv6", "B=2,H=1,T=35,K=24,V=88,dtype=bf16,w_dtype=bf16,decay_form=log", (8, 2), 2, (1, 0)),
     ("wkv6", "B=1,H=1,T=33,K=8,V=24,dtype=bf16,decay_form=decay", (1, 4), 2, (0, 0)),
     ("wkv6", "B=2,H=1,T=1,K=16,V=16,dtype=bf16,decay_form=raw", (1, 2), 2, (1, 0)),
@@ -82,7 +83,7 @@ def demand(
     demand_verified(entry, variant, problem, Config.of(variant.name, values))
 
 
-@pytest.mark.parametrize(("operator", "text", "warps", "stages", "vec", "lean"), LEAN)
+@pytest.mark.parametrize(("operator", "text", "warps", "stages", "vec", "lean"), one_of(3, LEAN))
 def test_lean_producers(
     operator: str, text: str, warps: tuple[int, int], stages: int, vec: int, lean: tuple[int, int]
 ) -> None:
@@ -90,13 +91,13 @@ def test_lean_producers(
     demand(operator, text, warps, stages, vec, **more)
 
 
-@pytest.mark.parametrize(("operator", "text", "warps", "lean"), TERMS)
+@pytest.mark.parametrize(("operator", "text", "warps", "lean"), one_of(2, TERMS))
 def test_two_terms(operator: str, text: str, warps: tuple[int, int], lean: tuple[int, int]) -> None:
     more = {"fixed_parts": bool(lean[0]), "powers": bool(lean[1])}
     demand(operator, text, warps, 2, 8, r_terms=2, **more)
 
 
-@pytest.mark.parametrize(("operator", "text", "warps", "stages", "lean"), ROWS)
+@pytest.mark.parametrize(("operator", "text", "warps", "stages", "lean"), one_of(3, ROWS))
 def test_row_copies(
     operator: str, text: str, warps: tuple[int, int], stages: int, lean: tuple[int, int]
 ) -> None:
@@ -104,7 +105,7 @@ def test_row_copies(
     demand(operator, text, warps, stages, 8, row_copies=True, **more)
 
 
-@pytest.mark.parametrize(("operator", "text", "warps", "stages", "vec"), CASES)
+@pytest.mark.parametrize(("operator", "text", "warps", "stages", "vec"), one_of(3, CASES))
 def test_several_warps(
     operator: str, text: str, warps: tuple[int, int], stages: int, vec: int
 ) -> None:

@@ -66,7 +66,7 @@ class Family:
         mistakes: Mistakes, each of which must be refused.
         choose: Wanted values of parameters, as far as the variant has the parameters and a feasible
             config has the values.
-        thirds: Whether the test tiers contain only every third mistake.
+        thirds: Whether the tiers have only every third mistake, though the family has few.
     """
 
     operator: str

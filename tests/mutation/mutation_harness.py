@@ -2,6 +2,9 @@
 
 `refused` returns the verdict. A mutant may do anything, so it runs in a forked child, which also
 inherits the input sets that the unmutated kernel was certified on.
+
+A certificate is made in stretches of its input sets, each first with the unmutated kernel: most
+mutants are refused on one of the first sets, and then neither kernel runs on the others.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from mutants import Mutant
@@ -27,18 +31,24 @@ from mutation_subjects import Subject
 
 from kgen.assets import include_dir
 from kgen.build import Compiler, open_compiler
+from kgen.check import check
 from kgen.errors import LaunchError
 from kgen.launch import Module
 from kgen.launch.host import HostDevice
 from kgen.model.artifact import Artifact, BuildFailure, BuildRequest, Rendered
 from kgen.model.digest import digest_of_text
 from kgen.model.plan import Launch, Plan
+from kgen.model.set_results import Part, fresh_seed
 from kgen.runtime.cache import read_file
 from kgen.trial.host_runs import RUNS
 from kgen.worker.messages import Candidate, Setup, Trial
 from kgen.worker.runner import Runner
 
 TIME_LIMIT_S = 30.0
+# Ends of the stretches of a certificate's input sets; the last stretch has all sets that follow.
+ENDS = (4, 16, 48)
+# Seeds of the fixture and of the fresh inputs, for both kernels.
+SEEDS = (1, fresh_seed(1, 2))
 
 
 class NotAMutantError(Exception):
@@ -85,31 +95,55 @@ def same_code(mutant: Mutant) -> bool:
 
 def passes_unmutated(subject: Subject) -> str:
     """Certify the unmutated subject; the result is empty if it passes, as it must."""
-    _, reason = _certified(subject)
-    return reason
+    return next(filter(None, map(_unmutated(subject).reason, STRETCHES)), "")
 
 
 def _on_host(mutant: Mutant) -> str:
     """Run every input set in rank order and in three shuffled orders; all must give equal bits."""
     artifact = _build(mutant, "host")
-    runner, reason = _certified(mutant.subject)
-    if reason:
-        raise AssertionError(f"{mutant.subject.name} itself is refused: {reason}")
-    return _prefixed("host", _in_child(lambda: _certify(runner, mutant, artifact)))
+    for stretch in STRETCHES:
+        runner = _passing(mutant.subject, stretch)
+        reason = _in_child(partial(_certify, runner, mutant, artifact, stretch))
+        if reason:
+            return f"host: {reason}"
+    return ""
 
 
 def _sanitized(mutant: Mutant) -> str:
     """Run with buffers of the exact size, which also finds a read past the end that is not used."""
     artifact = _build(mutant, "host-asan")
-    runner, _ = _certified(mutant.subject)
-    return _prefixed("asan", _in_child(lambda: _certify(runner, mutant, artifact)))
+    runner = _unmutated(mutant.subject).runner
+    reason = _in_child(partial(_certify, runner, mutant, artifact, None))
+    return reason and f"asan: {reason}"
 
 
 STAGES: tuple[Callable[[Mutant], str], ...] = (_on_host, _sanitized)
 
 
-def _prefixed(stage: str, reason: str) -> str:
-    return f"{stage}: {reason}" if reason else ""
+# --- stretches of input sets ---
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch(Part):
+    """A part of a run with adjacent input sets.
+
+    Attributes:
+        first: Index of the first set in the run's schedule.
+        end: Index behind the last set; None: the run's last set.
+    """
+
+    first: int
+    end: int | None
+
+
+STRETCHES = tuple(
+    Stretch(index, len(ENDS) + 1, first, end)
+    for index, (first, end) in enumerate(zip((0, *ENDS), (*ENDS, None), strict=True))
+)
+
+
+def _places(part: Stretch, costs: Sequence[float]) -> frozenset[int]:
+    return frozenset(range(len(costs))[part.first:part.end])
 
 
 # --- building ---
@@ -154,20 +188,49 @@ def _build_unmutated(subject: Subject) -> Artifact:
 # --- running ---
 
 
+class _Unmutated:
+    """A subject without a mistake: a runner with its input sets, and the stretches that it passes.
+
+    Attributes:
+        runner: The runner.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        torch.set_num_threads(1)  # a forked child has no other thread
+        self.runner = Runner(
+            subject.entry.operator, Setup(subject.operator, (), subject.host, 0, seed=SEEDS[0])
+        )
+        self._subject = subject
+        self._reasons: dict[Stretch, str] = {}
+
+    def reason(self, stretch: Stretch) -> str:
+        """Why the certificate refuses the kernel on a stretch; empty if it passes."""
+        if stretch not in self._reasons:
+            artifact = _build_unmutated(self._subject)
+            self._reasons[stretch] = _trial(self.runner, self._subject, artifact, "", stretch)
+        return self._reasons[stretch]
+
+
 @lru_cache(maxsize=2)
-def _certified(subject: Subject) -> tuple[Runner, str]:
-    """A runner whose input sets are made, and why it refuses the unmutated kernel (else empty)."""
-    torch.set_num_threads(1)  # a forked child has no other thread
-    runner = Runner(subject.entry.operator, Setup(subject.operator, (), subject.host, 0, seed=1))
-    return runner, _trial(runner, subject, _build_unmutated(subject), "")
+def _unmutated(subject: Subject) -> _Unmutated:
+    return _Unmutated(subject)
 
 
-def _certify(runner: Runner, mutant: Mutant, artifact: Artifact) -> str:
-    return _trial(runner, mutant.subject, artifact, mutant.plan)
+def _passing(subject: Subject, stretch: Stretch) -> Runner:
+    """The runner of a subject that passes a stretch, as it must."""
+    if reason := _unmutated(subject).reason(stretch):
+        raise AssertionError(f"{subject.name} itself is refused: {reason}")
+    return _unmutated(subject).runner
 
 
-def _trial(runner: Runner, subject: Subject, artifact: Artifact, plan: str) -> str:
-    """The host run of a certificate, made in the same way as by kgen."""
+def _certify(runner: Runner, mutant: Mutant, artifact: Artifact, stretch: Stretch | None) -> str:
+    return _trial(runner, mutant.subject, artifact, mutant.plan, stretch)
+
+
+def _trial(
+    runner: Runner, subject: Subject, artifact: Artifact, plan: str, stretch: Stretch | None
+) -> str:
+    """The host run of a certificate, or a stretch of it, made in the same way as by kgen."""
     name = "host-asan" if artifact.kind == "exe" else "host"
     runner._device = _SpoilingDevice(plan)
     trial = Trial(
@@ -177,9 +240,12 @@ def _trial(runner: Runner, subject: Subject, artifact: Artifact, plan: str) -> s
         level="host",
         measure=False,
         orders=dict(RUNS)[name],
+        seeds=SEEDS,
+        part=stretch,
     )
     try:
-        return runner.trial(trial).reason
+        with patch.object(check, "places_of", _places):
+            return runner.trial(trial).reason
     except LaunchError as error:
         return f"fault: {error}"
 

@@ -13,12 +13,14 @@ from mutation_harness import mechanism_of, passes_unmutated, refused
 from kgen.catalogue import open_catalogue
 
 CASES = [(family, mistake) for family in FAMILIES for mistake in family.mistakes]
-# If a family has more mistakes than this, the tiers test every third; the others are slow tests.
-MANY = 15
 
 
-def in_thirds(family: Family) -> bool:
-    return family.thirds or len(family.mistakes) > MANY
+def every(family: Family) -> int:
+    """How many mistakes of a family there are for each one in the tiers; the rest is slow."""
+    count = len(family.mistakes)
+    if count > 40:
+        return 6
+    return 3 if count > 8 or family.thirds else 1
 
 
 @pytest.mark.slow
@@ -32,7 +34,7 @@ def test_unmutated_passes(family: Family) -> None:
     [
         pytest.param(
             family, mistake, id=f"{family.name}-{mistake.operation}",
-            marks=[pytest.mark.slow] if in_thirds(family) and place % 3 else [],
+            marks=[pytest.mark.slow] if place % every(family) else [],
         )
         for family in FAMILIES for place, mistake in enumerate(family.mistakes)
     ],

@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "e8ac617f70805c4910340b86430b661e"
+HEADERS = "157a1b1474a62f4b3274001565687eb1"
 
 
 def forward_chunk_loop(file: KernelFile, call: Call) -> Run:
@@ -754,6 +754,9 @@ FORWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
         call.value_tiles * (5 * call.key_fragments + 16 + 4 * call.score_fragments) +
         call.other_registers
     ),
+    "spared": lambda call: (
+        17 if call.key_warps == 2 and call.chunk == 16 and (not call.key_sums) else 0
+    ),
     "warp_registers": lambda call: (
         min(255, call.regs_per_sm // (call.threads * call.min_blocks) // 8 * 8)
     ),
@@ -801,6 +804,7 @@ FORWARD_CHUNK_SCAN_NAMED: dict[str, Callable[[Call], Any]] = {
         call.value_tiles * (5 * call.key_fragments + 16 + 4 * call.score_fragments) +
         call.other_registers
     ),
+    "spared": lambda call: 0,
     "warp_registers": lambda call: (
         min(255, call.regs_per_sm // (call.threads * call.min_blocks) // 8 * 8)
     ),
@@ -925,8 +929,8 @@ FORWARD = (
             lambda call: call.copy_bytes >= call.itemsize,
             lambda call: call.chunk // 8 % call.key_warps == 0,
             lambda call: (
-                (call.fp32_registers if call.product_dtype == 'fp32' else call.mma_registers) <=
-                call.warp_registers
+                (call.fp32_registers - call.spared if call.product_dtype == 'fp32' else
+                call.mma_registers) <= call.warp_registers
             ),
             lambda call: 4 * call.value_tiles * (call.key_fragments + call.chunk // 8) <= 192,
             lambda call: (
@@ -1026,8 +1030,8 @@ FORWARD = (
             lambda call: call.copy_bytes >= call.itemsize,
             lambda call: call.chunk // 8 % call.key_warps == 0,
             lambda call: (
-                (call.fp32_registers if call.product_dtype == 'fp32' else call.mma_registers) <=
-                call.warp_registers
+                (call.fp32_registers - call.spared if call.product_dtype == 'fp32' else
+                call.mma_registers) <= call.warp_registers
             ),
             lambda call: 4 * call.value_tiles * (call.key_fragments + call.chunk // 8) <= 192,
             lambda call: call.overlap == 0 or call.compute_capability >= 90 or call.on_host,
@@ -1467,6 +1471,7 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
         call.value_tiles * (5 * call.key_fragments + 16 + 4 * call.score_fragments) +
         call.other_registers
     ),
+    "spared": lambda call: 0,
     "warp_registers": lambda call: (
         min(255, call.regs_per_sm // (call.threads * call.min_blocks) // 8 * 8)
     ),
@@ -1522,6 +1527,7 @@ BACKWARD_CHUNK_SCAN_NAMED: dict[str, Callable[[Call], Any]] = {
         call.value_tiles * (5 * call.key_fragments + 16 + 4 * call.score_fragments) +
         call.other_registers
     ),
+    "spared": lambda call: 0,
     "warp_registers": lambda call: (
         min(255, call.regs_per_sm // (call.threads * call.min_blocks) // 8 * 8)
     ),
@@ -1575,6 +1581,7 @@ BACKWARD_CHUNK_SCAN_NORM_NAMED: dict[str, Callable[[Call], Any]] = {
         call.value_tiles * (5 * call.key_fragments + 16 + 4 * call.score_fragments) +
         call.other_registers
     ),
+    "spared": lambda call: 0,
     "warp_registers": lambda call: (
         min(255, call.regs_per_sm // (call.threads * call.min_blocks) // 8 * 8)
     ),
@@ -1671,8 +1678,8 @@ BACKWARD = (
             lambda call: call.copy_bytes >= call.itemsize,
             lambda call: call.chunk // 8 % call.key_warps == 0,
             lambda call: (
-                (call.fp32_registers if call.product_dtype == 'fp32' else call.mma_registers) <=
-                call.warp_registers
+                (call.fp32_registers - call.spared if call.product_dtype == 'fp32' else
+                call.mma_registers) <= call.warp_registers
             ),
             lambda call: 4 * call.value_tiles * (call.key_fragments + call.chunk // 8) <= 192,
             lambda call: (
@@ -1873,8 +1880,8 @@ BACKWARD = (
             lambda call: call.copy_bytes >= call.itemsize,
             lambda call: call.chunk // 8 % call.key_warps == 0,
             lambda call: (
-                (call.fp32_registers if call.product_dtype == 'fp32' else call.mma_registers) <=
-                call.warp_registers
+                (call.fp32_registers - call.spared if call.product_dtype == 'fp32' else
+                call.mma_registers) <= call.warp_registers
             ),
             lambda call: 4 * call.value_tiles * (call.key_fragments + call.chunk // 8) <= 192,
             lambda call: call.overlap == 0 or call.compute_capability >= 90 or call.on_host,
@@ -1973,6 +1980,7 @@ BACKWARD = (
         first=(
             (32, 1, 4, 1, 3, 16, 4, 2, 4, 1),
             (32, 1, 4, 2, 3, 16, 1, 1, 1, 0),
+            (16, 1, 4, 2, 3, 16, 1, 1, 1, 0),
         ),
         named=BACKWARD_CHUNK_SCAN_NORM_NAMED,
         is_safe=False,
@@ -1990,8 +1998,8 @@ BACKWARD = (
             lambda call: call.copy_bytes >= call.itemsize,
             lambda call: call.chunk // 8 % call.key_warps == 0,
             lambda call: (
-                (call.fp32_registers if call.product_dtype == 'fp32' else call.mma_registers) <=
-                call.warp_registers
+                (call.fp32_registers - call.spared if call.product_dtype == 'fp32' else
+                call.mma_registers) <= call.warp_registers
             ),
             lambda call: 4 * call.value_tiles * (call.key_fragments + call.chunk // 8) <= 192,
             lambda call: call.overlap == 0 or call.compute_capability >= 90 or call.on_host,

@@ -1035,7 +1035,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="88cfa089a7a7",
+        kernel="6c61d4291027",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=1, stages=3, weight_memory=registers, "
@@ -1051,7 +1051,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="6c326e38c686",
+        kernel="8d3e83034454",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=2, stages=8, weight_memory=registers, "
@@ -1067,7 +1067,7 @@ BACKWARD = (
         dims=(512, 262144),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="dc96b3dc295e",
+        kernel="32ef2bb5de48",
         config=(
             "two_pass("
             "row_threads=512, tile_threads=256, vec=8, unroll=1, row_splits=4, "
@@ -1083,7 +1083,7 @@ BACKWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="c89dcb563e11",
+        kernel="9bddc4b2b8c7",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=4, stages=5, weight_memory=shared, "
@@ -1099,7 +1099,7 @@ BACKWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="7ebbd1d7081c",
+        kernel="15019009fc34",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, vec=8, resident_weight=true, "
@@ -1115,7 +1115,7 @@ BACKWARD = (
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="61001df2ce92",
+        kernel="42167cb16b3c",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=2, stages=6, weight_memory=registers, "
@@ -1131,7 +1131,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="84d0cc3e219d",
+        kernel="3b53b3fdf09a",
         config=(
             "bulk_rows("
             "threads=128, copies_per_row=4, stages=5, weight_memory=registers, "
@@ -1147,7 +1147,7 @@ BACKWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="42eec3eb1e99",
+        kernel="e60b50df2d54",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, vec=8, resident_weight=false, "
@@ -1163,7 +1163,7 @@ BACKWARD = (
         dims=(32768, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="4d2a7a9479b3",
+        kernel="34cc6bc7997e",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=1, stages=2, weight_memory=global, "
@@ -1183,7 +1183,7 @@ FORWARD = (
         dims=(2, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="5c6e0523718a",
+        kernel="6cffa9b963d1",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1201,7 +1201,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="35cb6244e3bb",
+        kernel="5cdba7046486",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1217,7 +1217,7 @@ FORWARD = (
         dims=(2, 8192),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="8b0043eb8e1d",
+        kernel="016ce2373763",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1235,7 +1235,7 @@ FORWARD = (
         dims=(16, 4096),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="bd8a95b2fafd",
+        kernel="baaae75e0423",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1253,7 +1253,7 @@ FORWARD = (
         dims=(64, 4096),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="bd8a95b2fafd",
+        kernel="baaae75e0423",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1270,7 +1270,7 @@ FORWARD = (
         dims=(127, 5003),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="06bb60783170",
+        kernel="a5e32de5c7f7",
         config=(
             "rows_in_registers("
             "lanes_per_row=1024, groups_per_block=1, rows_per_group=1, vec=1, "
@@ -1288,7 +1288,7 @@ FORWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="969f1a9616e1",
+        kernel="808af0cfc09a",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, "
@@ -1304,7 +1304,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="fb14ea98531e",
+        kernel="0c3761056b9f",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1320,7 +1320,7 @@ FORWARD = (
         dims=(512, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="b53e6e428298",
+        kernel="f10af2c52141",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1338,7 +1338,7 @@ FORWARD = (
         dims=(8192, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="bae503b5c08a",
+        kernel="1c8c0df3afc1",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1356,7 +1356,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="dc1209deb456",
+        kernel="4d47c6c29c8c",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1373,7 +1373,7 @@ FORWARD = (
         dims=(1, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="0f5d7f24efd2",
+        kernel="b7f29b61b96d",
         config=(
             "two_pass("
             "threads=256, vec=8, unroll=1, reverse=false, load_cache=normal, "
@@ -1389,7 +1389,7 @@ FORWARD = (
         dims=(31, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="009eb62d34e4",
+        kernel="9771f36307c8",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=1, "
@@ -1407,7 +1407,7 @@ FORWARD = (
         dims=(64, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(),
-        kernel="00767bf2ee50",
+        kernel="4b043a4171d7",
         config="naive(threads=128)",
         fits=always,
         bind=naive_1,
@@ -1420,7 +1420,7 @@ FORWARD = (
         dims=(64, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="f30ebffade0b",
+        kernel="7c1496879237",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1437,7 +1437,7 @@ FORWARD = (
         dims=(511, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="20bf8f637bc9",
+        kernel="c1f8c3a2f2d5",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, load_cache=normal, "
@@ -1454,7 +1454,7 @@ FORWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="8253310cefe2",
+        kernel="a3b1eaca02c1",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=2, reverse=false, load_cache=evict_last, "
@@ -1470,7 +1470,7 @@ FORWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="d0a4dfd664d9",
+        kernel="24d42c85c6fa",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=true, "
@@ -1486,7 +1486,7 @@ FORWARD = (
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="44eba4d5429b",
+        kernel="c4dc9af57f57",
         config=(
             "rows_in_registers("
             "lanes_per_row=128, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1503,7 +1503,7 @@ FORWARD = (
         dims=(8192, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="806c71245c5a",
+        kernel="17da9c9af486",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1521,7 +1521,7 @@ FORWARD = (
         dims=(16384, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="4723c77e1843",
+        kernel="f9464b92ea25",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=8, rows_per_group=1, vec=8, "
@@ -1539,7 +1539,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="266c3caadc29",
+        kernel="cd9acb1d4348",
         config=(
             "two_pass("
             "threads=512, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1555,7 +1555,7 @@ FORWARD = (
         dims=(262144, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="373e514a22fa",
+        kernel="821e32943c17",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1572,7 +1572,7 @@ FORWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="c2e26d87a3ad",
+        kernel="6b404eb22c91",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, rows_per_group=2, vec=8, "
@@ -1589,7 +1589,7 @@ FORWARD = (
         dims=(4, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="5baa4c7e1c9d",
+        kernel="6d7650d7871e",
         config=(
             "rows_in_registers("
             "lanes_per_row=128, groups_per_block=1, rows_per_group=1, vec=4, "
@@ -1607,7 +1607,7 @@ FORWARD = (
         dims=(262144, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="5be705f7e16f",
+        kernel="244ff9511293",
         config=(
             "two_pass("
             "threads=512, vec=4, unroll=1, reverse=true, load_cache=evict_last, "

@@ -716,7 +716,7 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="0239700e0e80",
+        kernel="16fee7352f75",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -732,7 +732,7 @@ BACKWARD = (
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="ca57af97b6c7",
+        kernel="6f9b8f22ed11",
         config=(
             "toeplitz_mma("
             "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -748,7 +748,7 @@ BACKWARD = (
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="73f8492bf2e4",
+        kernel="f64943b4247c",
         config=(
             "toeplitz_mma("
             "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=2, min_blocks=4, "
@@ -764,7 +764,7 @@ BACKWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="d4bb6b9141ca",
+        kernel="2fff0c2cfd75",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, min_blocks=1, "
@@ -780,7 +780,7 @@ BACKWARD = (
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="9852a5621177",
+        kernel="a7b9b7631df2",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=1, "
@@ -796,7 +796,7 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="022798f6f226",
+        kernel="a9bafb4dd239",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=1, promotions=2, min_blocks=2, "
@@ -812,7 +812,7 @@ BACKWARD = (
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="7629742aa9e8",
+        kernel="2df280448ab1",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -832,7 +832,7 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="cfebdf1b993c",
+        kernel="15415b513522",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
@@ -847,7 +847,7 @@ FORWARD = (
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="34ac26f409c4",
+        kernel="10d2178a67ad",
         config=(
             "toeplitz_mma("
             "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=4)"
@@ -862,7 +862,7 @@ FORWARD = (
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="1bded21bc1c6",
+        kernel="682109a3c1e4",
         config=(
             "toeplitz_mma("
             "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=1, t_blocks=1, min_blocks=4)"
@@ -877,7 +877,7 @@ FORWARD = (
         dims=(2, 226, 1011),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="04b86158ed2c",
+        kernel="856aaffd586f",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=4, promotions=1, t_blocks=1, min_blocks=4)"
@@ -893,7 +893,7 @@ FORWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="de7ac58b9e5f",
+        kernel="3d8f586390cb",
         config="fft(points=4096, per_thread=8, wide=true, rows=2, min_blocks=2)",
         fits=fft_1_fits,
         bind=fft_1,
@@ -905,7 +905,7 @@ FORWARD = (
         dims=(4, 768, 2048),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="be8fcdf75d64",
+        kernel="d261162e99ae",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=2, promotions=1, skip_zeros=true, "
@@ -921,7 +921,7 @@ FORWARD = (
         dims=(4, 864, 2048),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="be8fcdf75d64",
+        kernel="d261162e99ae",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=2, promotions=1, skip_zeros=true, "
@@ -937,7 +937,7 @@ FORWARD = (
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="7918e1f19f6c",
+        kernel="74daf2925f8e",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=1)"
@@ -952,7 +952,7 @@ FORWARD = (
         dims=(8, 128, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="a0f3a585e978",
+        kernel="e4948fc60bb8",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=8, n_tiles=1, t_fold=1, promotions=2, skip_zeros=true, "
@@ -968,7 +968,7 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="e813a5568ddf",
+        kernel="d143b2d78bf5",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
@@ -983,7 +983,7 @@ FORWARD = (
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="c3b447a19b0f",
+        kernel="1d2c61075509",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=3, n_tiles=2, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"

@@ -355,7 +355,7 @@ BACKWARD = (
         dims=(1, 16384, 768),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="37ce82a38242",
+        kernel="a173458462b4",
         config=(
             "anchored("
             "lanes=32, vec=2, segments=8, steps=8, prefetch=false, min_blocks=2, splits=22)"
@@ -370,7 +370,7 @@ BACKWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="5a5609671351",
+        kernel="aea103201d7b",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=8, prefetch=true, min_blocks=1, "
@@ -390,7 +390,7 @@ FORWARD = (
         dims=(1, 16384, 768),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="f8f8ca0ca23b",
+        kernel="94b50c01bd57",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=22)"
@@ -405,7 +405,7 @@ FORWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="6ddd6dba21a7",
+        kernel="35803fabf755",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=4, steps=16, prefetch=true, min_blocks=3, splits=1)"

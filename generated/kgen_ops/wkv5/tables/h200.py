@@ -956,7 +956,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="e2e8f828cd22",
+        kernel="3779e5f37f71",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=4, stages=4, gradient_terms=1, segments=8)"
@@ -971,7 +971,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="8d63615fcf81",
+        kernel="031784a485b9",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=2, gradient_terms=1)"
@@ -986,7 +986,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="0fe58ca35949",
+        kernel="cf119cc030a8",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=1)"
@@ -1001,7 +1001,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="9e744e960d39",
+        kernel="7e95a2012ee6",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4, "
@@ -1017,7 +1017,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="105d891c6150",
+        kernel="798ce3e00cc5",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1037,7 +1037,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="66a84f3d05b1",
+        kernel="ab727ee388ab",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1053,7 +1053,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="cb718214b095",
+        kernel="9fe1416dcf53",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -1065,7 +1065,7 @@ FORWARD = (
         dims=(1, 1, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="71340e2fb981",
+        kernel="695df06d51b1",
         config="block_per_head(split=8, tile=1, columns=16, tokens=1, stages=1, vec=4)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
@@ -1077,7 +1077,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="d0087c98f39f",
+        kernel="d0d0ebfd6140",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -1092,7 +1092,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="c3fa85c04691",
+        kernel="1bcddf3eecde",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, powers=true, "
@@ -1108,7 +1108,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="6e33da2ca940",
+        kernel="81c8b0bbb6ff",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1124,7 +1124,7 @@ FORWARD = (
         dims=(8, 8, 1, 40, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="cc88274d753d",
+        kernel="c525f2227cb3",
         config="block_per_head(split=4, tile=2, columns=16, tokens=1, stages=1, vec=2)",
         fits=block_per_head_3_fits,
         bind=block_per_head_3,

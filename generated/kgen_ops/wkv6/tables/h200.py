@@ -2273,7 +2273,7 @@ BACKWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="5f79538c075a",
+        kernel="a84de0f99edc",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, pdl=true)"
@@ -2288,7 +2288,7 @@ BACKWARD = (
         dims=(1, 1, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="1e918d4e9645",
+        kernel="7766763bab39",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=4)"
@@ -2303,7 +2303,7 @@ BACKWARD = (
         dims=(1, 1, 8192, 24, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="90c091e6b780",
+        kernel="270ed350f507",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=5)"
@@ -2318,7 +2318,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="2c4ab47e8bda",
+        kernel="8f392fb212e2",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, segments=8)"
@@ -2333,7 +2333,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="1ea4169accd6",
+        kernel="f2b4204b696d",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=1, stages=4, gradient_terms=2)"
@@ -2348,7 +2348,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="c56731777416",
+        kernel="b6f5fbb0c4e2",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, "
@@ -2364,7 +2364,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="37eeffe63054",
+        kernel="f148285a2ced",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
@@ -2380,7 +2380,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="334ecd3dce4a",
+        kernel="85c19c39148d",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -2396,7 +2396,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="863d843a1244",
+        kernel="fe82006ae4f6",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -2412,7 +2412,7 @@ BACKWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="e8c891ed2a05",
+        kernel="00c533dc77b5",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
@@ -2428,7 +2428,7 @@ BACKWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="81591b52a68f",
+        kernel="1c45f2e16e8d",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "
@@ -2448,7 +2448,7 @@ FORWARD = (
         dims=(1, 1, 8, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="96ff551208fa",
+        kernel="5f1770741344",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -2464,7 +2464,7 @@ FORWARD = (
         dims=(256, 256, 1, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="3860a2b83bc7",
+        kernel="608dc4a7bb3b",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -2476,7 +2476,7 @@ FORWARD = (
         dims=(1, 1, 1, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="ee1e672b8fd1",
+        kernel="28fd351c9189",
         config="block_per_head(split=8, tile=1, columns=8, tokens=1, stages=1, vec=2)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
@@ -2488,7 +2488,7 @@ FORWARD = (
         dims=(8, 8, 1, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="0e6aa73cbcdd",
+        kernel="400f7d05b01d",
         config="block_per_head(split=4, tile=2, columns=32, tokens=1, stages=1, vec=2)",
         fits=block_per_head_3_fits,
         bind=block_per_head_3,
@@ -2500,7 +2500,7 @@ FORWARD = (
         dims=(1, 1, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="4f8249cb7015",
+        kernel="d0a67290e196",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -2515,7 +2515,7 @@ FORWARD = (
         dims=(1, 1, 8192, 24, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="a3bb034d1b58",
+        kernel="529dc39fcc4d",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -2531,7 +2531,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="aa89a1ebbb74",
+        kernel="c0787cc9ac07",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -2547,7 +2547,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="d5b7c2ca82ce",
+        kernel="d43a50e05120",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_4_fits,
         bind=block_per_head_4,
@@ -2559,7 +2559,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
         constants=("K", "V"),
-        kernel="51107f131dc3",
+        kernel="7a32f27662b4",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_2_fits,
         bind=warp_specialized_2,
@@ -2571,7 +2571,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="bc9184f2f577",
+        kernel="fd5d3652d0c3",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -2586,7 +2586,7 @@ FORWARD = (
         dims=(4, 4, 2048, 16, 128, 128),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="72821aa18cf2",
+        kernel="09c693460105",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_3_fits,
         bind=warp_specialized_3,
@@ -2598,7 +2598,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="818494f382bf",
+        kernel="842f5d00e624",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true)"
@@ -2613,7 +2613,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="5bca4c70a33a",
+        kernel="545695781d7e",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -2629,7 +2629,7 @@ FORWARD = (
         dims=(32, 32, 1, 40, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="fac1d4eeacdb",
+        kernel="b763494c6364",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_4_fits,
         bind=block_per_head_4,
@@ -2641,7 +2641,7 @@ FORWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="b52b4d5d1542",
+        kernel="f94068df889d",
         config="block_per_head(split=16, tile=1, columns=16, tokens=32, stages=1, vec=4)",
         fits=block_per_head_5_fits,
         bind=block_per_head_5,

@@ -218,8 +218,10 @@ void defer(Deferred run, const void* what, u32 bytes, const float* sums, u32 cou
     for (const DeferredWork& other : me.work)
         if (!other.fenced && other.count != count && sums < other.sums + other.count && other.sums < sums + count)
             fault("a product adds to accumulators of a product of another shape without a wgmma_fence between them");
-    const char* first = static_cast<const char*>(what);
-    me.work.push_back({run, me.open_work_group, {first, first + bytes}, sums, count, false});
+    const size_t place = me.arguments.size();
+    me.arguments.resize(place + (bytes + sizeof(DeferredArguments) - 1) / sizeof(DeferredArguments));
+    memcpy(me.arguments.data() + place, what, bytes);
+    me.work.push_back({run, me.open_work_group, place, sums, count, false});
 }
 
 void defer_fence() {
@@ -237,10 +239,13 @@ void defer_wait(u32 pending) {
     Thread& me = running_thread();
     size_t done = 0;
     while (done < me.work.size() && me.work[done].group + pending < me.open_work_group) {
-        me.work[done].run(me.work[done].what.data());
+        me.work[done].run(me.arguments.data() + me.work[done].what);
         ++done;
     }
     me.work.erase(me.work.begin(), me.work.begin() + static_cast<std::ptrdiff_t>(done));
+    const size_t unused = me.work.empty() ? me.arguments.size() : me.work.front().what;
+    me.arguments.erase(me.arguments.begin(), me.arguments.begin() + static_cast<std::ptrdiff_t>(unused));
+    for (DeferredWork& work : me.work) work.what -= unused;
     if (done > 0) me.work_fenced = false;  // from here on the thread may change the accumulators
 }
 
@@ -265,6 +270,8 @@ void bulk_load(void* target, const void* source, u32 bytes, void* barrier) {
 void bulk_store(void* target, const void* source, u32 bytes) {
     running_thread().worker->bulk_store(target, source, bytes);
 }
+
+bool announce_bulk_stores() { return has_bulk_stores = true; }
 
 void bulk_commit() { ++running_thread().open_bulk_group; }
 

@@ -103,6 +103,8 @@ void mbarrier_arrive(void* barrier, u32 expected_bytes);
 void mbarrier_wait(void* barrier, u32 parity);
 void bulk_load(void* target, const void* source, u32 bytes, void* barrier);
 void bulk_store(void* target, const void* source, u32 bytes);
+// Declares, before any launch, that the module's kernels call bulk_store. Returns true.
+bool announce_bulk_stores();
 void bulk_commit();
 // Completes all of this thread's groups but the newest `pending`.
 void bulk_wait(u32 pending);

@@ -53,11 +53,16 @@ struct Copy {
     }
 };
 
+// A piece of the arguments of asynchronous operations, which are allocated together.
+struct alignas(16) DeferredArguments {
+    char bytes[16];
+};
+
 // An asynchronous operation (wgmma) in flight.
 struct DeferredWork {
     Deferred run;
     u32 group;
-    std::vector<char> what;
+    size_t what;         // place of its arguments in Thread::arguments
     const float* sums;  // accumulators
     u32 count;
     bool fenced;        // whether a fence has followed
@@ -115,6 +120,7 @@ struct Thread : ThreadView {
     u32 open_work_group;
     bool work_fenced;
     std::vector<DeferredWork> work;
+    std::vector<DeferredArguments> arguments;  // of the work; kept until all of it is done
 
     const void* mbarrier;  // of a thread in state at_mbarrier
     u32 open_bulk_group;

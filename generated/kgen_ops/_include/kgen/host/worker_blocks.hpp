@@ -126,6 +126,7 @@ inline bool Worker::start_block(u64 block) {
         t.open_work_group = 0;
         t.work_fenced = false;
         t.work.clear();
+        t.arguments.clear();
         t.open_bulk_group = 0;
         t.stores.clear();
         order_[rank] = &t;

@@ -178,11 +178,22 @@ KGEN_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, Mbarrier
 #endif
 }
 
+#if KGEN_HOST
+namespace detail {
+
+// Initialised when a module is loaded, if one of its kernels calls bulk_store.
+template <BulkCache C>
+inline const bool announced = host::announce_bulk_stores();
+
+}  // namespace detail
+#endif
+
 // Starts a copy from shared to global memory, in the calling thread's open group.
 template <BulkCache C = BulkCache::normal, int Arch = KGEN_ARCH>
 KGEN_DEVICE void bulk_store(void* global, const void* shared, u32 bytes) {
     KGEN_NEEDS_BULK(Arch);
 #if KGEN_HOST
+    (void)detail::announced<C>;
     host::bulk_store(global, shared, bytes);
 #elif KGEN_ARCH >= 900
     if constexpr (C != BulkCache::normal) {

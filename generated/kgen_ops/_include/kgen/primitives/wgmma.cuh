@@ -113,41 +113,91 @@ struct GroupProduct {
         }
     }
 
-    // Reads the same values of the adjacent rows or columns i and i + 1; `i` is even. Most of the time of a product is
-    // spent here.
+    using Words = u32 __attribute__((vector_size(16)));
+    using Floats = float __attribute__((vector_size(16)));
+    using Halves = double __attribute__((vector_size(16)));  // of four floats: they are moved, not computed with
+
+    template <class Value>
+    static Value load(const T* from) {
+        Value value;
+        copy_bytes<sizeof(Value)>(&value, from);
+        return value;
+    }
+
+    // Converts the low and the high halves of four words.
+    static Floats low(Words pairs) {
+        if constexpr (kIsBf16<T>) return bit_cast<Floats>(pairs << 16);
+        return Floats{unpack2<T>(pairs[0]).x, unpack2<T>(pairs[1]).x, unpack2<T>(pairs[2]).x,
+                      unpack2<T>(pairs[3]).x};
+    }
+    static Floats high(Words pairs) {
+        if constexpr (kIsBf16<T>) return bit_cast<Floats>(pairs & 0xffff0000u);
+        return Floats{unpack2<T>(pairs[0]).y, unpack2<T>(pairs[1]).y, unpack2<T>(pairs[2]).y,
+                      unpack2<T>(pairs[3]).y};
+    }
+
+    // Writes the pairs of elements 0 to 3 of two vectors to four rows that are `Step` apart.
+    template <int Step>
+    static void put(float (*to)[2], Floats left, Floats right) {
+#if defined(__clang__)
+        const Floats first = __builtin_shufflevector(left, right, 0, 4, 1, 5);
+        const Floats second = __builtin_shufflevector(left, right, 2, 6, 3, 7);
+#else
+        const Floats first = __builtin_shuffle(left, right, Words{0, 4, 1, 5});
+        const Floats second = __builtin_shuffle(left, right, Words{2, 6, 3, 7});
+#endif
+        const Halves values[2] = {bit_cast<Halves>(first), bit_cast<Halves>(second)};
+        copy_bytes<8>(to[0], &values[0]);
+        copy_bytes<8>(to[Step], reinterpret_cast<const char*>(&values[0]) + 8);
+        copy_bytes<8>(to[2 * Step], &values[1]);
+        copy_bytes<8>(to[3 * Step], reinterpret_cast<const char*>(&values[1]) + 8);
+    }
+
+    // Reads the same values of the adjacent rows or columns i and i + 1; `i` is even.
     static void take_two(float (&to)[16][2], const T* panels, int rows, bool along_rows, int row,
                          int column, int i) {
-        if (!along_rows) {
-            take(&to[0][0], 2, panels, rows, false, row, column, i);
-            take(&to[0][1], 2, panels, rows, false, row, column, i + 1);
+        if (along_rows) {
+            const u32 first = static_cast<u32>(column + i), piece = first / 8 % 8;
+            const T* from = panels + first / 64 * 64 * static_cast<u32>(rows) + 64 * row + first % 8;
+            for (u32 k = 0; k < 16; k += 4) {
+                const u32 r = static_cast<u32>(row) + k;
+                const Words pairs = {
+                    load<u32>(from + 64 * k + (piece ^ r % 8) * 8),
+                    load<u32>(from + 64 * k + 64 + (piece ^ (r + 1) % 8) * 8),
+                    load<u32>(from + 64 * k + 128 + (piece ^ (r + 2) % 8) * 8),
+                    load<u32>(from + 64 * k + 192 + (piece ^ (r + 3) % 8) * 8),
+                };
+                put<1>(to + k, low(pairs), high(pairs));
+            }
             return;
         }
-        const u32 first_row = static_cast<u32>(row), first = static_cast<u32>(column + i);
-        const T* from = panels + first / 64 * 64 * static_cast<u32>(rows) + 64 * row + first % 8;
-        for (u32 k = 0; k < 16; ++k) {
-            u32 both;
-            copy_bytes<4>(&both, from + 64 * k + (first / 8 % 8 ^ (first_row + k) % 8) * 8);
-            const f32x2 values = unpack2<T>(both);
-            to[k][0] = values.x;
-            to[k][1] = values.y;
+        const u32 r = static_cast<u32>(row + i), piece = static_cast<u32>(column) / 8 % 8;
+        const T* from = panels + column / 64 * 64 * rows + 64 * r;
+        for (u32 part = 0; part < 2; ++part) {
+            const Words one = load<Words>(from + ((piece + part) ^ r % 8) * 8);
+            const Words other = load<Words>(from + 64 + ((piece + part) ^ (r + 1) % 8) * 8);
+            put<2>(to + 8 * part, low(one), low(other));
+            put<2>(to + 8 * part + 1, high(one), high(other));
         }
     }
 
     static void run(const void* what) {
-        GroupProduct me = *static_cast<const GroupProduct*>(what);
-        me.a_panels = static_cast<const T*>(host::operand_of_deferred(me.a_panels));
-        me.b_panels = static_cast<const T*>(host::operand_of_deferred(me.b_panels));
-        double rows[2][16];  // converted once for all tiles
+        const GroupProduct& me = *static_cast<const GroupProduct*>(what);
+        const T* b_panels = static_cast<const T*>(host::operand_of_deferred(me.b_panels));
+        MmaExchange::Pair rows[2][16];  // converted once for all tiles, each value twice
         for (int half = 0; half < 2; ++half) {
             float row[16];
             if (!me.a_in_registers)
-                take(row, 1, me.a_panels, me.a_rows, me.a_along_rows, me.a_row, me.a_column,
-                     16 * me.warp + 8 * half + me.g);
-            for (int k = 0; k < 16; ++k) rows[half][k] = me.a_in_registers ? me.a[half][k] : row[k];
+                take(row, 1, static_cast<const T*>(host::operand_of_deferred(me.a_panels)), me.a_rows,
+                     me.a_along_rows, me.a_row, me.a_column, 16 * me.warp + 8 * half + me.g);
+            for (int k = 0; k < 16; ++k) {
+                const double value = me.a_in_registers ? me.a[half][k] : row[k];
+                rows[half][k] = MmaExchange::Pair{value, value};
+            }
         }
         for (int n = 0; n < Tiles; ++n) {
             float columns[16][2];
-            take_two(columns, me.b_panels, me.b_rows, me.b_along_rows, me.b_row, me.b_column,
+            take_two(columns, b_panels, me.b_rows, me.b_along_rows, me.b_row, me.b_column,
                      8 * n + 2 * me.q);
             MmaExchange::add_products<16, 2>(me.d[n], rows[0], rows[1], columns[0]);
         }

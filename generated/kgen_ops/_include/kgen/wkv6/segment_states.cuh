@@ -18,8 +18,12 @@
 // the products of their four steps. Rows K have a high and a low term, so that a segment begins with a state closer to
 // the exact one than the state of a loop over all steps.
 //
+// kExact, for a state that the kernel returns in fp32: rows K have three terms, each chunk's products are summed from
+// zero and then added to L, and decays are exponentials of sums of logarithms. Tensor cores truncate their sums, and a
+// product of decays repeats its rounding error in each chunk; in a state of thousands of steps both add up.
+//
 // Steps beyond the last one have k and v of zero. Their decays are not 1, but nothing reads a state after them. For the
-// gradient their decays are 1.
+// gradient, and with kExact, their decays are 1.
 //
 // Layout: sums [K][V], decays [K] of the segment, in fp32.
 //
@@ -39,7 +43,7 @@ namespace kgen::wkv6 {
 
 // Config: W; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV: features of a head; kColumns: value
 // features of the block; kStages: chunks of inputs in shared memory; kVec: elements per copy. Gradient: whether the
-// gradient is computed; k is then r, and v is gy.
+// gradient is computed; k is then r, and v is gy. kExact: see above.
 template <class Config, bool Gradient = false>
 struct SegmentStates {
     using W = typename Config::W;
@@ -48,8 +52,11 @@ struct SegmentStates {
     using Copier = PartCopier<bf16, Config::kVec>;
     using CopierW = PartCopier<W, Config::kVec>;
     static constexpr int kBlocks = 2, kChunk = 16 * kBlocks;  // of 16 steps
+    static constexpr bool kExact = Config::kExact;
+    static_assert(!kExact || !Gradient && Config::kForm != DecayForm::decay, "logarithms would have to be computed");
+    static constexpr int kTerms = kExact ? 3 : 2;  // of rows K
     static constexpr int kWarps = ceil_div(Config::kK, 16), kThreads = kWarpSize * kWarps;
-    static constexpr int kMinBlocks = max(512 / kThreads, 1);  // per SM: up to 128 registers
+    static constexpr int kMinBlocks = max((kExact ? 384 : 512) / kThreads, 1);  // per SM: up to 168 or 128 registers
     static constexpr int kValueTiles = ceil_div(Config::kColumns, 16);
     static constexpr int kTile = Copier::kElements, kTileW = Config::kPerStep ? CopierW::kElements : 0;
     static constexpr int kOfW = kBlocks * kWarps * kTile, kOfV = kOfW + kBlocks * kWarps * kTileW;
@@ -71,8 +78,8 @@ struct SegmentStates {
         for (int chunk = 0; chunk < kStages - 1; ++chunk) copies.start(chunk);
         Factors factors;
         if constexpr (Gradient) factors.before[0] = factors.before[1] = scale;
-        if constexpr (!Config::kPerStep) factors.of_head(w.first, own_key());
-        float state[2 * kValueTiles][4] = {}, all[2] = {1.0f, 1.0f};
+        if constexpr (!Config::kPerStep) factors.of_head(w.first, own_key(), kChunk);
+        float state[2 * kValueTiles][4] = {}, all[2] = {kNone, kNone};
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
             cp_async_wait<kStages - 2>();
@@ -84,10 +91,12 @@ struct SegmentStates {
                 factors.of_steps(stage + kOfW + warp() * kTileW, left);
             } else if (Gradient && left < kChunk) {
                 factors.shorten(w.first, own_key(), left);
+            } else if (kExact && left < kChunk) {
+                factors.of_head(w.first, own_key(), left);
             }
             add_chunk(state, factors, stage);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) all[half] *= factors.chunk[half];
+            for (int half = 0; half < 2; ++half) all[half] = join(all[half], kExact ? factors.logs[half] : factors.chunk[half]);
             if constexpr (Gradient) factors.advance();
         }
         cp_async_wait_all();
@@ -95,6 +104,10 @@ struct SegmentStates {
     }
 
 private:
+    // Decays of several steps: a product, or with kExact a sum of logarithms.
+    static constexpr float kNone = kExact ? 0.0f : 1.0f;  // of no steps
+    static KGEN_DEVICE float join(float x, float y) { return kExact ? x + y : x * y; }
+
     static KGEN_DEVICE int warp() { return thread_rank() / kWarpSize; }
     static KGEN_DEVICE int own_key() { return 16 * warp() + mma_lane().g; }
     static KGEN_DEVICE u16* stage_of(int chunk) {
@@ -159,19 +172,24 @@ private:
         }
     };
 
-    // The factors of the lane's rows of k, for keys g and g + 8, and the products of a chunk's decays.
+    // The factors of the lane's rows of k, for keys g and g + 8, and the products of a chunk's decays; with kExact also
+    // the logarithms of these products.
     struct Factors {
-        float row[kBlocks][2][4], chunk[2];
+        float row[kBlocks][2][4], chunk[2], logs[2];
         float before[2];  // for the gradient: scale times the decays of earlier chunks
 
-        // Sets the factors from w [K], which is the same for all steps.
-        KGEN_DEVICE void of_head(const W* w, int key) {
+        // Sets the factors from w [K], which is the same for all steps; with kExact for a chunk of `left` steps.
+        KGEN_DEVICE void of_head(const W* w, int key, int left) {
             float decay[kBlocks][2][4];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float d = of_key(w, key + 8 * half);
 #pragma unroll
-                for (int i = 0; i < 4 * kBlocks; ++i) decay[i / 4][half][i % 4] = d;
+                for (int i = 0; i < 4 * kBlocks; ++i) {
+                    decay[i / 4][half][i % 4] = d;
+                    if constexpr (kExact)
+                        if (i / 4 * 16 + own_step() + i % 4 >= left) decay[i / 4][half][i % 4] = kNone;
+                }
             }
             multiply(decay);
         }
@@ -226,9 +244,9 @@ private:
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
                     float& d = decay[block][i / 4][i % 4];
-                    d = decay_of<Config::kForm, false>(d);
-                    if constexpr (Gradient)
-                        d = 16 * block + own_step() + i % 4 < left ? d : 1.0f;
+                    d = kExact ? log_of(d) : decay_of<Config::kForm, false>(d);
+                    if constexpr (Gradient || kExact)
+                        d = 16 * block + own_step() + i % 4 < left ? d : kNone;
                 }
             }
             multiply(decay);
@@ -236,47 +254,55 @@ private:
 
     private:
         static KGEN_DEVICE float of_key(const W* w, int key) {
-            return key < Config::kK ? decay_of<Config::kForm>(to_float(w[key])) : 1.0f;
+            if (key >= Config::kK) return kNone;
+            return kExact ? log_of(to_float(w[key])) : decay_of<Config::kForm>(to_float(w[key]));
         }
+        // The logarithm of a decay.
+        static KGEN_DEVICE float log_of(float w) { return Config::kForm == DecayForm::raw ? -exp(w) : w; }
 
         // Sets the factors from the decays of the lane's steps.
         KGEN_DEVICE void multiply(const float (&decay)[kBlocks][2][4]) {
             const int q = mma_lane().q;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                chunk[half] = 1.0f;
+                float& all = kExact ? logs[half] : chunk[half];
+                all = kNone;
 #pragma unroll
                 for (int place = 0; place < kBlocks; ++place) {
                     const int block = Gradient ? place : kBlocks - 1 - place;
                     const float(&d)[4] = decay[block][half];
-                    const float own = d[0] * d[1] * (d[2] * d[3]);
-                    const float neighbour = shfl_xor(own, 1), pair = own * neighbour;
+                    const float own = join(join(d[0], d[1]), join(d[2], d[3]));
+                    const float neighbour = shfl_xor(own, 1), pair = join(own, neighbour);
                     const float others = shfl_xor(pair, 2);
                     float(&f)[4] = row[block][half];
                     if constexpr (Gradient) {
                         // Decays of earlier steps, in the mirrored order of the branch below.
-                        float earlier = before[half] * chunk[half];
+                        float earlier = before[half] * all;
                         earlier = q & 2 ? earlier * others : earlier;
                         f[0] = q & 1 ? earlier * neighbour : earlier;
 #pragma unroll
                         for (int i = 1; i < 4; ++i) f[i] = f[i - 1] * d[i - 1];
                     } else {
                         // Decays of later steps: those of later blocks, then those of later lanes in this block.
-                        float later = q & 2 ? chunk[half] : chunk[half] * others;
-                        later = q & 1 ? later : later * neighbour;
+                        float later = q & 2 ? all : join(all, others);
+                        later = q & 1 ? later : join(later, neighbour);
                         f[3] = later;
 #pragma unroll
-                        for (int i = 2; i >= 0; --i) f[i] = f[i + 1] * d[i + 1];
+                        for (int i = 2; i >= 0; --i) f[i] = join(f[i + 1], d[i + 1]);
                     }
-                    chunk[half] *= pair * others;
+                    all = join(all, join(pair, others));
                 }
+                if constexpr (!kExact) continue;
+                chunk[half] = exp(all);
+#pragma unroll
+                for (int i = 0; i < 4 * kBlocks; ++i) row[i / 4][half][i % 4] = exp(row[i / 4][half][i % 4]);
             }
         }
     };
 
     static KGEN_DEVICE void add_chunk(float (&state)[2 * kValueTiles][4], const Factors& factors,
                                       const u16* stage) {
-        Half::A terms[kBlocks][2];  // of rows K, high and low
+        Half::A terms[kBlocks][kTerms];  // of rows K, the highest first
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
             u32 pairs[4];
@@ -285,11 +311,15 @@ private:
             for (int i = 0; i < 4; ++i) {
                 const f32x2 two = unpack2<bf16>(pairs[i]);
                 const float* factor = factors.row[block][i % 2] + i / 2 * 2;
-                u32 split[2];
+                u32 split[kTerms];
                 split_bf16(two.x * factor[0], two.y * factor[1], split);
-                terms[block][0].pair[i] = split[0];
-                terms[block][1].pair[i] = split[1];
+#pragma unroll
+                for (int term = 0; term < kTerms; ++term) terms[block][term].pair[i] = split[term];
             }
+        }
+        if constexpr (kExact) {
+            add_exactly(state, terms, factors, stage);
+            return;
         }
         if constexpr (!Gradient) {
 #pragma unroll
@@ -310,6 +340,29 @@ private:
             }
     }
 
+    // For one tile of values after the other: the chunk's products, summed from zero, are added to the state.
+    static KGEN_DEVICE void add_exactly(float (&state)[2 * kValueTiles][4], const Half::A (&terms)[kBlocks][kTerms],
+                                        const Factors& factors, const u16* stage) {
+#pragma unroll
+        for (int tile = 0; tile < kValueTiles; ++tile) {
+            float sums[2][4] = {};
+            Half::B values[kBlocks][2];
+#pragma unroll
+            for (int block = 0; block < kBlocks; ++block)
+                load_values(values[block], stage + kOfV + (block * kValueTiles + tile) * kTile);
+#pragma unroll
+            for (int term = kTerms - 1; term >= 0; --term)
+#pragma unroll
+                for (int i = 0; i < 2 * kBlocks; ++i)
+                    Half::multiply<0>(sums[i % 2], terms[i / 2][term], values[i / 2][i % 2]);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                float& element = state[2 * tile + i / 4][i % 4];
+                element = fma(element, factors.chunk[i % 4 / 2], sums[i / 4][i % 4]);
+            }
+        }
+    }
+
     KGEN_DEVICE void store(const float (&state)[2 * kValueTiles][4], const float (&all)[2]) const {
         const MmaLane lane = mma_lane();
 #pragma unroll
@@ -324,7 +377,7 @@ private:
                     const int value = 8 * tile + 2 * lane.q + x;
                     if (value < values) row[value] = state[tile][2 * half + x];
                 }
-            if (decays != nullptr && lane.q == 0) decays[key] = all[half];
+            if (decays != nullptr && lane.q == 0) decays[key] = kExact ? exp(all[half]) : all[half];
         }
     }
 };

@@ -25,7 +25,8 @@
 // Config: W and U; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV; kWarps, kRowWarps: numbers of
 // consumer and producer warps; kStages: chunks of inputs in shared memory; kVec: elements per copy; kPowers: powers of
 // decays come from a table; kFixedParts: the producers' parts of a chunk are unrolled; kRTerms: bf16 terms of rows R;
-// kRowCopies: whole rows are copied.
+// kRowCopies: whole rows are copied; kFinalState: whether a block may have to write the state after its last step, which
+// it then computes from what the segment before that state adds (segment_states.cuh).
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -149,6 +150,8 @@ private:
     KGEN_DEVICE void consume_all(const RecurrenceStates& first, int chunks, float& nonfinite) const {
         State state;
         load_state(first, state);
+        if constexpr (Config::kFinalState)
+            if (first.final_state != nullptr) store_final(first, state, nonfinite);
         auto copier = value_copier();
         const ChunkLengths lengths(rows.end);
         const auto copy = [&](int chunk) {
@@ -231,6 +234,25 @@ private:
                     const float sum = used ? sums[key * Config::kV + column] : 0.0f;
                     state[tile][2 * y + x] = fma(state[tile][2 * y + x], decay, sum);
                 }
+            }
+    }
+
+    // The state after the last segment, from the state before it and what it adds.
+    KGEN_DEVICE void store_final(const RecurrenceStates& to, const State& before, float& nonfinite) const {
+        State state;
+#pragma unroll
+        for (int i = 0; i < 8 * kTiles; ++i) state[i / 4][i % 4] = before[i / 4][i % 4];
+        add_segment(to, to.segments, state);
+        const MmaLane lane = mma_lane();
+#pragma unroll
+        for (int tile = 0; tile < 2 * kTiles; ++tile)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int key = 8 * tile + 2 * lane.q + i % 2;
+                const int column = 16 * warp() + lane.g + i / 2 * 8;
+                if (key >= Config::kK || column >= rows.values) continue;
+                to.store_final(key, column, state[tile][i]);
+                nonfinite = fma(state[tile][i], 0.0f, nonfinite);
             }
     }
 
