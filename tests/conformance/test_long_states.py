@@ -49,7 +49,8 @@ def test_the_state_of_a_constant_decay(lane_keys: int) -> None:
 @pytest.mark.parametrize("segments", [1, 2])
 def test_the_state_of_segments(operator: str, form: str, segments: int) -> None:
     problem = f"B=1,H=1,T=8193,K=16,V=16,dtype=bf16,final_state_dtype=fp32,decay_form={form}"
-    check(operator, "forward", "warp_specialized_states", problem, SEGMENTS | {"segments": segments})
+    given = SEGMENTS | {"segments": segments}
+    check(operator, "forward", "warp_specialized_states", problem, given)
 
 
 def check(operator: str, pass_name: str, name: str, text: str, given: dict[str, int]) -> None:

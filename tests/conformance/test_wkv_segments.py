@@ -1,5 +1,5 @@
-"""warp_specialized_segments and warp_specialized_states of wkv5 and wkv6: several warps of each role,
-ragged ends, packed ones.
+"""warp_specialized_segments and warp_specialized_states of wkv5 and wkv6: several warps of each
+role, ragged ends, packed ones.
 
 `test_host.py` has one warp of each role, and short sequences with mostly empty segments.
 """

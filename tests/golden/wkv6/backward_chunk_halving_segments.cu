@@ -55,6 +55,7 @@ struct Config {
 struct SumConfig : Config {  // of the first kernel
     static constexpr int kColumns = kgen::min(kV, 64);  // value features of a block
     static constexpr int kStages = 4;                   // chunks of 32 steps in shared memory
+    static constexpr bool kExact = false;
 };
 
 using Sums = kgen::wkv6::SegmentStates<SumConfig>;

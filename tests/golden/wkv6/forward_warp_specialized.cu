@@ -34,6 +34,7 @@ struct Config {
     static constexpr bool kPowers = false;      // powers of decays from a table
     static constexpr bool kFixedParts = true;  // the producers' parts of a chunk are unrolled
     static constexpr int kRTerms = 1;      // bf16 terms of rows of r with decays
+    static constexpr bool kFinalState = false;
     static constexpr bool kRowCopies = true;  // copies are of whole rows
 };
 

@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv7/forward_warp_specialized_tf32.cu.jinja
-// config: warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=int64, decay_form=log
+// config: warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=4, min_blocks=1, row_copies=1)
+// problem: K=100, V=72, dtype=fp32, w_dtype=fp32, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv7 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; TF32 operands, any decay.
 //
 // Formulas, shared memory and barriers: kgen/wkv7/tf32_loop.cuh.
@@ -8,14 +8,14 @@
 
 namespace {
 
-using Value = kgen::bf16;
-using W = kgen::bf16;
-using Offset = kgen::i64;  // none: a batch row is a sequence
+using Value = float;
+using W = float;
+using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::i64;
 using kgen::wkv7::Rows;
 using kgen::wkv7::step_pointer;
 
-constexpr int kV = 64;
+constexpr int kV = 72;
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 constexpr bool kFine = !kgen::detail::kIsBf16<Value>;  // fp16, fp32: rounding to TF32 loses more than y may
@@ -24,12 +24,12 @@ struct Config {
     using Value = ::Value;
     using W = ::W;
     static constexpr auto kForm = kgen::wkv7::DecayForm::log;
-    static constexpr int kK = 64;
+    static constexpr int kK = 100;
     static constexpr int kWarps = 4;         // consumers, 16 value features each
     static constexpr int kRowWarps = 4;  // producers
     static constexpr int kStages = 2;       // chunks of inputs in shared memory
-    static constexpr int kVec = 8;             // elements per copy
-    static constexpr bool kRowCopies = 0 != 0;  // whether warps copy rows for each other
+    static constexpr int kVec = 4;             // elements per copy
+    static constexpr bool kRowCopies = 1 != 0;  // whether warps copy rows for each other
     static constexpr bool kSplit = kFinalState || kFine;  // 3xTF32
     static constexpr bool kSplitOutput = kFine;
 };
@@ -43,7 +43,7 @@ static_assert(Config::kK % Config::kVec == 0 && kV % Config::kVec == 0,
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Loop::kThreads, 2)
+extern "C" __global__ void __launch_bounds__(Loop::kThreads, 1)
 wkv7_forward(const Value* __restrict__ r,              // [B, T, H, K]
              const W* __restrict__ w,                  // [B, T, H, K]
              const Value* __restrict__ k,              // [B, T, H, K]
