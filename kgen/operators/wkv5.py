@@ -18,6 +18,7 @@ OPERATOR = operator(
         "cuda": (
             *_TRAINED, f"B=128,T=1,H=32,K=64,V=64,dtype=bf16,{STATES}",
             "B=1,T=16384,H=32,K=64,V=64,dtype=bf16",
+            f"B=4,T=2048,H=32,K=64,V=64,dtype=bf16,{STATES}",
         ),
         "cuda backward": (
             *_TRAINED, "B=4,T=2048,H=8,K=256,V=256,dtype=bf16",

@@ -18,7 +18,10 @@ OPERATOR = operator(
     source="Peng et al. 2024, arXiv:2404.05892.",
     per_step=True,
     problems={
-        "cuda": (*_TRAINED, f"B=128,T=1,H=32,K=64,V=64,dtype=bf16,{STATES}"),
+        "cuda": (
+            *_TRAINED, f"B=128,T=1,H=32,K=64,V=64,dtype=bf16,{STATES}",
+            f"B=4,T=2048,H=32,K=64,V=64,dtype=bf16,{STATES}",
+        ),
         "cuda backward": (
             *_TRAINED, "B=4,T=2048,H=8,K=256,V=256,dtype=bf16",
             "B=1,N=8,T=8192,H=32,K=64,V=64,dtype=bf16,cu_seqlens_dtype=int32",
