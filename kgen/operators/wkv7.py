@@ -122,7 +122,9 @@ OPERATOR = Operator(
             f"B=128,T=1,H=32,K=64,V=64,dtype=bf16,decay_form=clamp,{STATES}",
             f"B=1,T=1,H=32,K=64,V=64,dtype=bf16,decay_form=clamp,{STATES}",
         ),
-        "cuda backward": (*_TRAINED, f"B=4,T=2048,H=32,K=64,V=64,dtype=bf16,decay_form=log,{STATES}"),
+        "cuda backward": (
+            *_TRAINED, f"B=4,T=2048,H=32,K=64,V=64,dtype=bf16,decay_form=log,{STATES}",
+        ),
         "host": (
             "B=1,T=33,H=2,K=16,V=16,dtype=fp32",
             f"B=1,T=20,H=1,K=9,V=5,dtype=bf16,decay_form=clamp,{STATES}",
