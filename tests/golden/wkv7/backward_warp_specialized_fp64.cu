@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv7/backward_warp_specialized_fp64.cu.jinja
 // config: warp_specialized_fp64(warps=4, row_warps=4, vec=8, min_blocks=1, chunk_warps=4, chunk_blocks=2)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, initial_state_dtype=fp32, final_state_dtype=fp32, cu_seqlens_dtype=none, decay_form=log
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward in chunks of 16 steps on fp64 tensor cores, any decay. All sums are in a fixed order.
 //
 //     wkv7_backward_columns  sa and the states before all chunks, forward in time; gsa, gv, the gradients of the states
@@ -15,22 +15,22 @@
 namespace {
 
 using Value = kgen::bf16;
-using W = float;
+using W = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::i64;
 using kgen::wkv7::dense_rows;
 using kgen::wkv7::Rows;
 using kgen::wkv7::step_pointer;
 
-constexpr bool kInitialState = kgen::kPresent<float>;
-constexpr bool kFinalState = kgen::kPresent<float>;
+constexpr bool kInitialState = kgen::kPresent<kgen::none>;
+constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 
 struct Config {
     using Value = ::Value;
     using W = ::W;
     static constexpr int kK = 64;
     static constexpr int kV = 64;
-    static constexpr auto kForm = kgen::wkv7::DecayForm::log;  // of w
+    static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;  // of w
     static constexpr int kSteps = 16;               // steps of a chunk
     static constexpr int kWarps = 4;         // consumers of the first kernel, 16 value features each
     static constexpr int kRowWarps = 4;  // producers of the first kernel

@@ -96,7 +96,8 @@ struct SegmentStates {
             }
             add_chunk(state, factors, stage);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) all[half] = join(all[half], kExact ? factors.logs[half] : factors.chunk[half]);
+            for (int half = 0; half < 2; ++half)
+                all[half] = join(all[half], kExact ? factors.logs[half] : factors.chunk[half]);
             if constexpr (Gradient) factors.advance();
         }
         cp_async_wait_all();

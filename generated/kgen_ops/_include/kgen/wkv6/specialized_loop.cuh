@@ -25,8 +25,8 @@
 // Config: W and U; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV; kWarps, kRowWarps: numbers of
 // consumer and producer warps; kStages: chunks of inputs in shared memory; kVec: elements per copy; kPowers: powers of
 // decays come from a table; kFixedParts: the producers' parts of a chunk are unrolled; kRTerms: bf16 terms of rows R;
-// kRowCopies: whole rows are copied; kFinalState: whether a block may have to write the state after its last step, which
-// it then computes from what the segment before that state adds (segment_states.cuh).
+// kRowCopies: whole rows are copied; kFinalState: whether a block may have to write the state after its last step. It
+// computes that state from the state before its segment and from what the segment adds (segment_states.cuh).
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"

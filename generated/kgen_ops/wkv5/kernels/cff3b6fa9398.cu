@@ -1,4 +1,4 @@
-// digest: 81c8b0bbb6ff
+// digest: cff3b6fa9398
 // Rendered by kgen from templates/wkv/forward_warp_specialized.cu.jinja
 // config: warp_specialized(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, fixed_parts=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log

@@ -1,4 +1,4 @@
-// digest: d0a67290e196
+// digest: ea586e36ff4d
 // Rendered by kgen from templates/wkv/forward_warp_specialized_segments.cu.jinja
 // config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw

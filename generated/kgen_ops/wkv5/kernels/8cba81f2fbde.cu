@@ -1,4 +1,4 @@
-// digest: 3779e5f37f71
+// digest: 8cba81f2fbde
 // Rendered by kgen from templates/wkv/backward_chunk_halving_segments.cu.jinja
 // config: chunk_halving_segments(copy_bytes=16, min_blocks=1, groups=4, stages=4, gradient_terms=1, segments=8)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw

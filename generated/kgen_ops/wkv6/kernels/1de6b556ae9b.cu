@@ -1,6 +1,6 @@
-// digest: 1bcddf3eecde
+// digest: 1de6b556ae9b
 // Rendered by kgen from templates/wkv/forward_warp_specialized.cu.jinja
-// config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, powers=true, fixed_parts=true)
+// config: warp_specialized(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, row_copies=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16.
 //
@@ -25,18 +25,18 @@ struct Config {
     using W = ::W;
     using U = ::U;
     static constexpr auto kForm = kgen::DecayForm::log;
-    static constexpr bool kPerStep = false;
+    static constexpr bool kPerStep = true;
     static constexpr int kK = 64;
     static constexpr int kV = ::kV;
     static constexpr int kWarps = 4;         // consumers, 16 value features each
     static constexpr int kRowWarps = 4;  // producers
-    static constexpr int kStages = 2;       // chunks of inputs in shared memory
+    static constexpr int kStages = 4;       // chunks of inputs in shared memory
     static constexpr int kVec = 8;             // elements per copy
-    static constexpr bool kPowers = true;      // powers of decays from a table
+    static constexpr bool kPowers = false;      // powers of decays from a table
     static constexpr bool kFixedParts = true;  // the producers' parts of a chunk are unrolled
     static constexpr int kRTerms = 1;      // bf16 terms of rows of r with decays
     static constexpr bool kFinalState = false;
-    static constexpr bool kRowCopies = false;  // copies are of whole rows
+    static constexpr bool kRowCopies = true;  // copies are of whole rows
 };
 
 using Loop = kgen::wkv6::SpecializedLoop<Config>;
@@ -94,10 +94,11 @@ wkv_forward(const Value* __restrict__ r,              // [B, T, H, K]
             Value* __restrict__ y,                    // [B, T, H, V]
             i64 T, i64 H, i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B,
             i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
+            i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
             i64 y_stride_B, i64 y_stride_T, i64 y_stride_H, float scale) {
     forward(T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
             {k, k_stride_B, k_stride_T, k_stride_H}, {v, v_stride_B, v_stride_T, v_stride_H},
-            kgen::wkv::same_at_every_step(w, Config::kK),
+            {w, w_stride_B, w_stride_T, w_stride_H},
             u, initial_state, {y, y_stride_B, y_stride_T, y_stride_H}, scale);
 }
 
