@@ -1,12 +1,13 @@
 // Rendered by kgen from templates/wkv/forward_warp_specialized_states.cu.jinja
 // config: warp_specialized_states(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, row_copies=true, segments=2)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=fp32, final_state_dtype=fp32, cu_seqlens_dtype=none, decay_form=log
-// wkv5 and wkv6 forward with a final state: forward_warp_specialized with segments of T that run at the same time; bf16.
+// wkv5 and wkv6 forward with a final state: forward_warp_specialized with segments of T that run at the same time;
+// bf16.
 //
 //     wkv_segment_states  what each segment adds to the state, in fp32, and the segment's product of decays
-//     wkv_forward         y of a segment; the final state, from the state before the last segment and what it adds. If a
-//                         result is not finite, the block computes all steps of the sequence up to the segment's end
-//                         again, one by one
+//     wkv_forward         y of a segment; the final state, from the state before the last segment and what that
+//                         segment adds. If a result is not finite, the block computes all steps of the sequence up to
+//                         the segment's end again, one by one
 //
 // Formulas, shared memory and barriers: kgen/wkv6/segmented_forward.cuh.
 #include "kgen/wkv6/segmented_forward.cuh"
