@@ -107,6 +107,7 @@ struct SegmentStates {
 private:
     // Decays of several steps: a product, or with kExact a sum of logarithms.
     static constexpr float kNone = kExact ? 0.0f : 1.0f;  // of no steps
+    using Product = DecayProduct<Config::kForm, kExact>;
     static KGEN_DEVICE float join(float x, float y) { return kExact ? x + y : x * y; }
 
     static KGEN_DEVICE int warp() { return thread_rank() / kWarpSize; }
@@ -258,8 +259,12 @@ private:
             if (key >= Config::kK) return kNone;
             return kExact ? log_of(to_float(w[key])) : decay_of<Config::kForm>(to_float(w[key]));
         }
-        // The logarithm of a decay.
-        static KGEN_DEVICE float log_of(float w) { return Config::kForm == DecayForm::raw ? -exp(w) : w; }
+        // The logarithm of a decay, with kExact.
+        static KGEN_DEVICE float log_of(float w) {
+            Product decay;
+            decay.times(w);
+            return decay.exponent();
+        }
 
         // Sets the factors from the decays of the lane's steps.
         KGEN_DEVICE void multiply(const float (&decay)[kBlocks][2][4]) {
@@ -294,9 +299,12 @@ private:
                     all = join(all, join(pair, others));
                 }
                 if constexpr (!kExact) continue;
-                chunk[half] = exp(all);
+                chunk[half] = Product::value_of(all);
 #pragma unroll
-                for (int i = 0; i < 4 * kBlocks; ++i) row[i / 4][half][i % 4] = exp(row[i / 4][half][i % 4]);
+                for (int i = 0; i < 4 * kBlocks; ++i) {
+                    float& factor = row[i / 4][half][i % 4];
+                    factor = Product::value_of(factor);
+                }
             }
         }
     };
@@ -378,7 +386,7 @@ private:
                     const int value = 8 * tile + 2 * lane.q + x;
                     if (value < values) row[value] = state[tile][2 * half + x];
                 }
-            if (decays != nullptr && lane.q == 0) decays[key] = kExact ? exp(all[half]) : all[half];
+            if (decays != nullptr && lane.q == 0) decays[key] = kExact ? Product::value_of(all[half]) : all[half];
         }
     }
 };

@@ -1,6 +1,6 @@
-// digest: ea586e36ff4d
+// digest: 2421f570c5fb
 // Rendered by kgen from templates/wkv/forward_warp_specialized_segments.cu.jinja
-// config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)
+// config: warp_specialized_segments(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, segments=11, pdl=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 forward for few heads: forward_warp_specialized with segments of T that run at the same time; bf16.
 //
@@ -38,7 +38,7 @@ struct StateConfig : Inputs {
 struct Config : Inputs {
     static constexpr int kWarps = 4;         // consumers, 16 value features each
     static constexpr int kRowWarps = 4;  // producers
-    static constexpr int kStages = 2;       // chunks of inputs in shared memory
+    static constexpr int kStages = 4;       // chunks of inputs in shared memory
     static constexpr bool kPowers = false;      // powers of decays from a table
     static constexpr bool kFixedParts = true;  // the producers' parts of a chunk are unrolled
     static constexpr int kRTerms = 1;      // bf16 terms of rows of r with decays
@@ -50,8 +50,8 @@ struct Shape {
     using Config = ::Config;
     using StateConfig = ::StateConfig;
     using Offset = ::Offset;
-    static constexpr int kSegments = 8;  // of T
-    static constexpr bool kPdl = false;           // programmatic dependent launch
+    static constexpr int kSegments = 11;  // of T
+    static constexpr bool kPdl = true;           // programmatic dependent launch
     static constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 };
 

@@ -1,7 +1,7 @@
-// digest: cc8ec9c1fd50
+// digest: 8faf4ee2ef76
 // Rendered by kgen from templates/wkv/forward_warp_specialized_segments.cu.jinja
-// config: warp_specialized_segments(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, segments=8)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
+// config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 forward for few heads: forward_warp_specialized with segments of T that run at the same time; bf16.
 //
 //     wkv_segment_states  what each segment but the last adds to the state, and the segment's product of decays
@@ -14,7 +14,7 @@
 namespace {
 
 using Value = kgen::bf16;
-using W = float;
+using W = kgen::bf16;
 using U = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::i64;
@@ -22,8 +22,8 @@ using kgen::i64;
 struct Inputs {
     using W = ::W;
     using U = ::U;
-    static constexpr auto kForm = kgen::DecayForm::log;
-    static constexpr bool kPerStep = false;
+    static constexpr auto kForm = kgen::DecayForm::raw;
+    static constexpr bool kPerStep = true;
     static constexpr int kK = 64;
     static constexpr int kV = 64;
     static constexpr int kVec = 8;  // elements per copy
@@ -38,7 +38,7 @@ struct StateConfig : Inputs {
 struct Config : Inputs {
     static constexpr int kWarps = 4;         // consumers, 16 value features each
     static constexpr int kRowWarps = 4;  // producers
-    static constexpr int kStages = 4;       // chunks of inputs in shared memory
+    static constexpr int kStages = 2;       // chunks of inputs in shared memory
     static constexpr bool kPowers = false;      // powers of decays from a table
     static constexpr bool kFixedParts = true;  // the producers' parts of a chunk are unrolled
     static constexpr int kRTerms = 1;      // bf16 terms of rows of r with decays
@@ -71,10 +71,10 @@ wkv_segment_states(const Value* __restrict__ k,            // [B, T, H, K]
                    float* __restrict__ segment_states,     // [N * H, segments - 1, K, V]
                    float* __restrict__ segment_decays,     // [N * H, segments - 1, K]
                    i64 T, i64 H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H, i64 v_stride_B,
-                   i64 v_stride_T, i64 v_stride_H) {
+                   i64 v_stride_T, i64 v_stride_H, i64 w_stride_B, i64 w_stride_T, i64 w_stride_H) {
     Forward::sum_segment(T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
                 {v, v_stride_B, v_stride_T, v_stride_H},
-                kgen::wkv::same_at_every_step(w, Config::kK),
+                {w, w_stride_B, w_stride_T, w_stride_H},
                 segment_states, segment_decays);
 }
 
@@ -93,10 +93,11 @@ wkv_forward(const Value* __restrict__ r,               // [B, T, H, K]
             Value* __restrict__ y,                     // [B, T, H, V]
             i64 T, i64 H, i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B,
             i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
+            i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
             i64 y_stride_B, i64 y_stride_T, i64 y_stride_H, float scale) {
     Forward::forward(T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
             {k, k_stride_B, k_stride_T, k_stride_H}, {v, v_stride_B, v_stride_T, v_stride_H},
-            kgen::wkv::same_at_every_step(w, Config::kK),
+            {w, w_stride_B, w_stride_T, w_stride_H},
             u, initial_state, segment_states, segment_decays,
             {y, y_stride_B, y_stride_T, y_stride_H}, nullptr, scale);
 }
