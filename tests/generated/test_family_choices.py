@@ -25,6 +25,12 @@ CASES = (
     ("wkv6", "B=4,T=2048,H=16,D=128,dtype=fp32", "chunk_halving", "block_per_head"),
     ("wkv5", f"B=2,T=1024,H=12,D=192,dtype=fp32,{STATES}", "chunk_halving", "block_per_head"),
     ("wkv6", f"B=4,T=1024,H=16,D=128,dtype=fp16,{STATES}", "chunk_halving", "block_per_head"),
+    # Some hundred steps with states, few heads: tensor cores; two segments take as long as one.
+    ("wkv6", f"B=1,T=256,H=40,D=64,dtype=fp16,decay_form=raw,{STATES}", "chunk_halving", "=2)"),
+    ("wkv5", f"B=1,T=100,H=32,D=64,dtype=fp16,{STATES}", "chunk_halving", "block_per_head"),
+    ("wkv6", "B=1,T=4096,H=64,D=64,dtype=bf16,w_dtype=bf16,decay_form=raw,final_state_dtype=fp32",
+     "segments=", "segments=2)"),
+    ("linear_attention", "B=4,H=32,T=2048,D=256,dtype=fp32", "chunk_loop", "block_per_head"),
     ("wkv7", "B=1,T=1024,H=6,D=64,dtype=bf16,decay_form=clamp", "segments=", "chunk_loop"),
     ("wkv7", "B=1,N=1,T=8192,H=40,D=64,dtype=fp16,initial_state_dtype=fp32,cu_seqlens_dtype=int32,"
      "decay_form=clamp", "warp_specialized_tf32", "chunk_loop"),
@@ -94,6 +100,7 @@ BACKWARD_CASES = (
     # One loop for all gradients, where a block per head fills the SMs, round by round.
     ("wkv7", f"B=4,T=1000,H=32,D=64,{WKV7},decay_form=clamp", "warpgroups_fused(", "chunk="),
     ("wkv7", f"B=4,T=1000,H=40,D=64,{WKV7},decay_form=clamp", "warp_specialized(", "fused"),
+    ("linear_attention", "B=4,H=32,T=2048,D=256,dtype=fp32", "chunk_scan_norm", "block_per_head"),
     # Rounds of 64 steps would be padding.
     ("wkv4", "B=64,T=2,C=2048,dtype=bf16", "segments=1, steps=4", "segments=8"),
 )
