@@ -13,6 +13,7 @@ import torch
 
 from kgen.errors import LaunchError
 from kgen.operators.base import Operator
+from kgen.worker.kept_outputs import keeping_outputs
 
 PACKAGE = "kgen_ops"
 
@@ -26,9 +27,7 @@ def library_calls(
 ) -> list[Callable[[], None]]:
     """Return one call of `kgen_ops.<operator>` per buffer set.
 
-    The function allocates its outputs. Each call keeps its outputs until it is called again, so
-    that outputs rotate through memory as inputs do. If they were freed at once, the next call would
-    get the same memory, still in L2.
+    The function allocates its outputs; see `keeping_outputs`.
 
     Args:
         folder: The folder that contains the package `kgen_ops`.
@@ -41,7 +40,10 @@ def library_calls(
         LaunchError: If the library cannot be imported from the folder, or lacks the function.
     """
     function = _function(folder, operator.name, pass_name)
-    return [_call(_bound(function, operator, pass_name, tensors, options)) for tensors in sets]
+    return [
+        keeping_outputs(_bound(function, operator, pass_name, tensors, options))
+        for tensors in sets
+    ]
 
 
 def library_call(
@@ -103,14 +105,3 @@ def _function(folder: Path, operator: str, pass_name: str) -> Callable[..., obje
     if function is None:
         raise LaunchError(f"{found.parent} has no function '{name}'; it was not emitted")
     return function
-
-
-def _call(bare: Callable[[], object]) -> Callable[[], None]:
-    outputs: list[object] = []
-
-    def call() -> None:
-        with torch.no_grad():
-            result = bare()
-        outputs[:] = [result]  # frees the outputs of this set's last call, after the new ones exist
-
-    return call

@@ -13,6 +13,7 @@ from kgen.check.errors import output_accuracy
 from kgen.check.fixture import Fixture
 from kgen.model.record import OutputAccuracy
 from kgen.operators.base import Operator
+from kgen.worker.kept_outputs import keeping_outputs
 from kgen.worker.messages import CallCosts, Finals
 
 Tensors = Mapping[str, torch.Tensor]
@@ -38,10 +39,10 @@ def peer_calls(
         slow: Whether "all peers" includes the slow ones.
     Returns:
         The calls of the peers that work, by name, and why the others do not. Each peer has its own
-        in-out tensors.
+        in-out tensors, and keeps the outputs of every set.
     """
     bare, errors = _working(operator, finals, sets, synchronize, slow)
-    return {name: [_peer_call(call) for call in calls] for name, calls in bare.items()}, errors
+    return {name: [keeping_outputs(call) for call in calls] for name, calls in bare.items()}, errors
 
 
 def bare_peer_calls(
@@ -135,11 +136,3 @@ def _working(
             continue
         working[name] = calls
     return working, errors
-
-
-def _peer_call(bare: Bare) -> Call:
-    def call() -> None:
-        with torch.no_grad():
-            bare()
-
-    return call

@@ -1,7 +1,8 @@
-"""A peer whose in-out tensors do not fit is left out; the kernels are timed nevertheless."""
+"""Memory of peers: their outputs rotate, and a peer whose in-out tensors do not fit is left out."""
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -41,3 +42,25 @@ def test_no_memory_for_a_copy_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(calls["first"]) == 2
     assert errors == {"second": "OutOfMemoryError: out of memory, on purpose"}
     assert set(called) == {"first"}
+
+
+def test_outputs_rotate_with_the_buffer_sets() -> None:
+    """A peer that gets the same output memory in every call writes to L2, not to memory."""
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def peer(*_: object) -> torch.Tensor:
+        output = torch.empty(4)
+        made.append(weakref.ref(output))
+        return output
+
+    entry = open_catalogue().entry("rmsnorm")
+    operator = replace(entry.operator, peers=lambda _: {"peer": peer})
+    problem = parse_problem("M=2,N=8,dtype=bf16", operator.signature)
+    calls, _ = peer_calls(
+        operator, Finals("forward", problem, (), None), [{}, {}, {}], lambda: None)
+    made.clear()
+    for call in calls["peer"]:
+        call()
+    assert all(output() is not None for output in made)
+    calls["peer"][0]()
+    assert [output() is None for output in made] == [True, False, False, False]
