@@ -10,6 +10,9 @@ from kgen.measure.sampler import make_sampler, on
 from kgen.model.record import WARM
 
 MAX_SETS = 512
+WARM_SHARE = 32
+"""Sets that cannot leave L2 take at most this part of it, so that the sets and outputs of all
+contenders of one run stay in L2 together."""
 _HOST_COPY_BYTES = 256 * 2**20
 _CUDA_COPY_BYTES = 2 * 2**30
 
@@ -20,6 +23,9 @@ def sets_needed(bytes_per_set: int, l2_bytes: int, memory_limit: int) -> int:
     All sets together take more than three times the size of L2. Strict least-recently-used
     replacement would need twice the size, but the hardware's replacement is less strict.
 
+    If even `MAX_SETS` sets fit into L2, they are never cold. Then there are so few that nothing
+    evicts them while contenders take turns.
+
     Args:
         bytes_per_set: Inputs and outputs of one call.
         l2_bytes: Size of L2; 0 if unknown, which gives one set.
@@ -27,6 +33,8 @@ def sets_needed(bytes_per_set: int, l2_bytes: int, memory_limit: int) -> int:
     """
     size = max(bytes_per_set, 1)
     wanted = 3 * l2_bytes // size + 1
+    if MAX_SETS * size <= l2_bytes:
+        wanted = l2_bytes // (WARM_SHARE * size)
     return max(1, min(wanted, memory_limit // size, MAX_SETS))
 
 

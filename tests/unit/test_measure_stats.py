@@ -98,6 +98,9 @@ def test_sets_needed() -> None:
     assert sets_needed(200 * mib, 50 * mib, 70 * mib) == 1
     assert sets_needed(8, 50 * mib, 1000 * mib) == 512
     assert sets_needed(10 * mib, 0, 1000 * mib) == 1
+    # 512 sets of 64 KiB fit into L2: a few, which stay there beside those of other contenders.
+    assert sets_needed(2**16, 50 * mib, 1000 * mib) == 25
+    assert sets_needed(2**17, 50 * mib, 1000 * mib) == 512
     assert cache_state(16, 10 * mib, 50 * mib) == "cold L2"
     assert cache_state(7, 10 * mib, 50 * mib) == "partly warm L2"
     assert cache_state(512, 8, 50 * mib) == "warm L2"

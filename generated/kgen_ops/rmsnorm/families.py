@@ -91,28 +91,6 @@ def forward_two_pass(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def forward_naive(file: KernelFile, call: Call) -> Run:
-    """Launch the forward naive."""
-    threads = call.threads
-    size_m = call.M
-    size_n = call.N
-    x_stride_m = call.x_stride_M
-    residual_stride_m = call.residual_stride_M
-    launch = file.launcher("rmsnorm_forward", "ppppppqqqqff", block=(threads, 1, 1), smem=0)
-    grid_x = min(size_m, 2147483647)
-
-    def run(
-        stream: int, x: int, w: int, residual: int, y: int, h: int, rstd: int, eps: float,
-        offset: float,
-    ) -> None:
-        launch(
-            stream, grid_x, 1, 1, x, w, residual, y, h, rstd, size_m, size_n, x_stride_m,
-            residual_stride_m, eps, offset,
-        )
-
-    return run
-
-
 def backward_rows_in_registers(file: KernelFile, call: Call) -> Run:
     """Launch the backward rows_in_registers."""
     block_threads = call.block_threads
@@ -503,28 +481,6 @@ FORWARD = (
             ),
         ),
         bind=forward_two_pass,
-    ),
-    Family(
-        name="naive",
-        template="rmsnorm/forward_naive.cu.jinja",
-        constants=(),
-        settings={},
-        parameters=(
-            Parameter("threads", (64, 128, 256, 512, 1024)),
-        ),
-        first=(
-        ),
-        named={},
-        is_safe=True,
-        admits=(
-        ),
-        fits=(
-        ),
-        suits=(
-            lambda call: call.threads <= 256 or call.N >= call.threads,
-            lambda call: call.threads <= 256 or call.compute_capability > 0,
-        ),
-        bind=forward_naive,
     ),
 )
 

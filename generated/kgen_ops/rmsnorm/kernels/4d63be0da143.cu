@@ -1,7 +1,7 @@
-// digest: baaae75e0423
+// digest: 4d63be0da143
 // Rendered by kgen from templates/rmsnorm/forward_rows_in_registers.cu.jinja
-// config: rows_in_registers(lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, weight_load=before_reduction, persistent=false, prefetch=false, load_cache=no_l1, store_cache=evict_first, min_blocks=1)
-// problem: N=4096, dtype=bf16, w_dtype=bf16, residual_dtype=bf16, rstd_dtype=none
+// config: rows_in_registers(lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, weight_load=before_reduction, persistent=false, prefetch=false, load_cache=evict_last, store_cache=normal, min_blocks=4)
+// problem: N=8192, dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=fp32
 // RMSNorm forward, rows held in registers.
 //
 //     y[m, n] = x[m, n] * (offset + w[n]) * rsqrt(mean_n(x[m, n]^2) + eps)
@@ -21,31 +21,36 @@ namespace {
 
 using T = kgen::bf16;
 using W = kgen::bf16;
-using Residual = kgen::bf16;
-using Rstd = kgen::none;
+using Residual = kgen::none;
+using Rstd = float;
 
 // When w is loaded: with x before the reduction, after it, or once per persistent block.
 enum class WeightLoad { before_reduction, after_reduction, resident };
 
-constexpr int kN = 4096;
-constexpr int kLanes = 512;         // threads that share a row: a group
+constexpr int kN = 8192;
+constexpr int kLanes = 256;         // threads that share a row: a group
 constexpr int kGroups = 1;
 constexpr int kRows = 1;         // rows that a group holds at once
 constexpr int kVec = 8;                     // elements per access
 constexpr bool kPersistent = false;
 constexpr bool kPrefetch = false;
 constexpr WeightLoad kWeightLoad = WeightLoad::before_reduction;
-constexpr kgen::Cache kLoad = kgen::Cache::no_l1;
-constexpr kgen::Cache kStore = kgen::Cache::evict_first;
-constexpr int kMinBlocks = 1;        // blocks per SM that registers leave room for
+constexpr kgen::Cache kLoad = kgen::Cache::evict_last;
+constexpr kgen::Cache kStore = kgen::Cache::normal;
+constexpr int kMinBlocks = 4;        // blocks per SM that registers leave room for
 
 constexpr bool kWeighted = kgen::kPresent<W>;
 constexpr int kThreads = kLanes * kGroups;
 constexpr int kRowsPerBlock = kGroups * kRows;
 // One block per row. The block's row always exists, and no test for that delays the first load.
 constexpr bool kOneRow = kRowsPerBlock == 1 && !kPersistent;
+// Groups of the last block whose row does not exist compute the last row once more, and store nothing. If their loads
+// had a condition, the compiler would move the loads of w behind the reduction, to the stores, which have the same one.
+constexpr bool kRepeatLast = !kOneRow && !kPersistent;
 constexpr int kSweep = kLanes * kVec;               // elements a group moves per step
 constexpr int kSteps = (kN + kSweep - 1) / kSweep;  // vectors per thread and row
+// So few values per thread that their fp32 copies may stay in registers from the reduction to the stores.
+constexpr bool kShort = kRepeatLast && kRows * kSteps <= 2;
 constexpr int kWeightBytes = kVec * static_cast<int>(sizeof(W));
 constexpr int kWeightParts = kWeightBytes > 16 ? kWeightBytes / 16 : 1;  // accesses per vector
 constexpr int kWeightVec = kVec / kWeightParts;
@@ -75,8 +80,9 @@ KGEN_DEVICE void load_rows(kgen::Vec<Source, kVec> (&held)[kRows][kSteps], const
                            kgen::i64 row0, kgen::i64 M, kgen::i64 x_stride_M, int first) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-        const Source* source = x + (row0 + r * kGroups) * x_stride_M + first;
-        const bool is_row = exists(row0 + r * kGroups, M);
+        const kgen::i64 row = kRepeatLast ? kgen::min(row0 + r * kGroups, M - 1) : row0 + r * kGroups;
+        const Source* source = x + row * x_stride_M + first;
+        const bool is_row = kRepeatLast || exists(row, M);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             held[r][step] = kgen::Vec<Source, kVec>{};
@@ -161,7 +167,7 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
     if constexpr (kPrefetch) load_rows(held, x, block_row + group, M, x_stride_M, first);
 
     // The condition is uniform over the block: row_sums contains a block barrier.
-    for (; kOneRow || block_row < M; block_row += stride) {
+    for (; !kPersistent || block_row < M; block_row += stride) {
         // 1. Issue every load before the first use.
         Vector next[kRows][kSteps];
         if constexpr (kPrefetch) {
@@ -220,12 +226,26 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
             if constexpr (sizeof(W) == 2 && kPersistent) kgen::opaque(weight[step], zero);
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
-                if (!exists(row0 + r * kGroups, M) || !inside(step, first)) continue;
-                if constexpr (sizeof(T) == 2) kgen::opaque(held[r][step], zero);
-                const Vector result = scaled(held[r][step], weight[step], scale[r], offset);
-                kgen::store_vec<kStore>(target + (r * kGroups * kN + step * kSweep), result);
+                if (!kRepeatLast && (!exists(row0 + r * kGroups, M) || !inside(step, first))) continue;
+                if constexpr (sizeof(T) == 2 && !kShort) kgen::opaque(held[r][step], zero);
+                Vector& result = held[r][step] = scaled(held[r][step], weight[step], scale[r], offset);
+                if constexpr (kRepeatLast) {
+                    kgen::opaque(result, zero);
+                } else {
+                    kgen::store_vec<kStore>(target + (r * kGroups * kN + step * kSweep), result);
+                }
                 dependent_zero[step % 2] =
                     kgen::bit_cast<kgen::u32>(kgen::to_float(result[0])) & zero;
+            }
+        }
+        if constexpr (kRepeatLast) {
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+                if (!exists(row0 + r * kGroups, M)) continue;
+#pragma unroll
+                for (int step = 0; step < kSteps; ++step)
+                    if (inside(step, first))
+                        kgen::store_vec<kStore>(target + (r * kGroups * kN + step * kSweep), held[r][step]);
             }
         }
 
