@@ -320,6 +320,10 @@ FORWARD = (
                 call.lanes_per_row * call.vec * call.itemsize >= 64 or call.lanes_per_row * call.vec
                 >= call.N or call.lanes_per_row >= 32
             ),
+            lambda call: (
+                call.lanes_per_row >= 32 or call.lane_vectors <= (1 if call.M < 8 * call.sm_count
+                else 4) or call.compute_capability == 0
+            ),
             lambda call: call.rows_per_group * call.lane_vectors <= 16,
             lambda call: (
                 not call.persistent or call.vec * call.itemsize == 16 or call.compute_capability ==

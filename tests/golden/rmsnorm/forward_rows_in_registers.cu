@@ -43,8 +43,13 @@ constexpr int kThreads = kLanes * kGroups;
 constexpr int kRowsPerBlock = kGroups * kRows;
 // One block per row. The block's row always exists, and no test for that delays the first load.
 constexpr bool kOneRow = kRowsPerBlock == 1 && !kPersistent;
+// Groups of the last block whose row does not exist compute the last row once more, and store nothing. If their loads
+// had a condition, the compiler would move the loads of w behind the reduction, to the stores, which have the same one.
+constexpr bool kRepeatLast = !kOneRow && !kPersistent;
 constexpr int kSweep = kLanes * kVec;               // elements a group moves per step
 constexpr int kSteps = (kN + kSweep - 1) / kSweep;  // vectors per thread and row
+// So few values per thread that their fp32 copies may stay in registers from the reduction to the stores.
+constexpr bool kShort = kRepeatLast && kRows * kSteps <= 2;
 constexpr int kWeightBytes = kVec * static_cast<int>(sizeof(W));
 constexpr int kWeightParts = kWeightBytes > 16 ? kWeightBytes / 16 : 1;  // accesses per vector
 constexpr int kWeightVec = kVec / kWeightParts;
@@ -74,8 +79,9 @@ KGEN_DEVICE void load_rows(kgen::Vec<Source, kVec> (&held)[kRows][kSteps], const
                            kgen::i64 row0, kgen::i64 M, kgen::i64 x_stride_M, int first) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-        const Source* source = x + (row0 + r * kGroups) * x_stride_M + first;
-        const bool is_row = exists(row0 + r * kGroups, M);
+        const kgen::i64 row = kRepeatLast ? kgen::min(row0 + r * kGroups, M - 1) : row0 + r * kGroups;
+        const Source* source = x + row * x_stride_M + first;
+        const bool is_row = kRepeatLast || exists(row, M);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             held[r][step] = kgen::Vec<Source, kVec>{};
@@ -160,7 +166,7 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
     if constexpr (kPrefetch) load_rows(held, x, block_row + group, M, x_stride_M, first);
 
     // The condition is uniform over the block: row_sums contains a block barrier.
-    for (; kOneRow || block_row < M; block_row += stride) {
+    for (; !kPersistent || block_row < M; block_row += stride) {
         // 1. Issue every load before the first use.
         Vector next[kRows][kSteps];
         if constexpr (kPrefetch) {
@@ -219,12 +225,26 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
             if constexpr (sizeof(W) == 2 && kPersistent) kgen::opaque(weight[step], zero);
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
-                if (!exists(row0 + r * kGroups, M) || !inside(step, first)) continue;
-                if constexpr (sizeof(T) == 2) kgen::opaque(held[r][step], zero);
-                const Vector result = scaled(held[r][step], weight[step], scale[r], offset);
-                kgen::store_vec<kStore>(target + (r * kGroups * kN + step * kSweep), result);
+                if (!kRepeatLast && (!exists(row0 + r * kGroups, M) || !inside(step, first))) continue;
+                if constexpr (sizeof(T) == 2 && !kShort) kgen::opaque(held[r][step], zero);
+                Vector& result = held[r][step] = scaled(held[r][step], weight[step], scale[r], offset);
+                if constexpr (kRepeatLast) {
+                    kgen::opaque(result, zero);
+                } else {
+                    kgen::store_vec<kStore>(target + (r * kGroups * kN + step * kSweep), result);
+                }
                 dependent_zero[step % 2] =
                     kgen::bit_cast<kgen::u32>(kgen::to_float(result[0])) & zero;
+            }
+        }
+        if constexpr (kRepeatLast) {
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+                if (!exists(row0 + r * kGroups, M)) continue;
+#pragma unroll
+                for (int step = 0; step < kSteps; ++step)
+                    if (inside(step, first))
+                        kgen::store_vec<kStore>(target + (r * kGroups * kN + step * kSweep), held[r][step]);
             }
         }
 

@@ -1,6 +1,6 @@
-// digest: 9e2f184293d0
+// digest: f319fcb32d52
 // Rendered by kgen from templates/wkv/forward_warp_specialized_states.cu.jinja
-// config: warp_specialized_states(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, row_copies=true, segments=2, pdl=true)
+// config: warp_specialized_states(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, row_copies=true, segments=2, state_stages=2, pdl=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=fp32, final_state_dtype=fp32, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 forward with a final state: forward_warp_specialized with segments of T that run at the same time;
 // bf16.
@@ -34,7 +34,7 @@ struct Inputs {
 struct StateConfig : Inputs {
     static constexpr int kColumns = kgen::min(kV, 64);  // value features of a block
     static constexpr bool kExact = true;
-    static constexpr int kStages = 4;     // chunks of 32 steps in shared memory
+    static constexpr int kStages = 2;     // chunks of 32 steps in shared memory
 };
 
 struct Config : Inputs {
