@@ -157,11 +157,13 @@ class Predictor:
         """Estimate the time of the problem's best config, microseconds.
 
         It is the problem's floor times the ratio of best time to floor in the nearest searched
-        problems.
+        problems, but at least the least time of all searches: a tiny problem takes as long as a
+        launch, whatever its floor.
         """
+        least = min(float(one.times_us.min()) for one in self._searches)
         near = sorted(zip(self._gaps, self._searches, strict=True), key=lambda pair: pair[0])
         excess = [one.excess for _, one in near[:NEIGHBOURS]]
-        return floor_us * math.exp(float(np.median(excess)))
+        return max(least, floor_us * math.exp(float(np.median(excess))))
 
 
 def problem_gap(entry: Entry, searched: Searched, problem: Problem) -> float:
