@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from kgen.report.model import Environment, Peer, ProblemReport, Report
 BEGIN = "<!-- kgen report --summary: begin -->"
 END = "<!-- kgen report --summary: end -->"
 _NO_VALUE = "–"
+_PROSE = 118  # columns of a line of prose
 
 _INTRODUCTION = """\
 # Results
@@ -252,7 +254,9 @@ def _remarks(rows: Sequence[ReportRow]) -> Iterator[str]:
                            f"({row.report.slowed}).")
         if "cold L2" not in row.report.chosen.timing.protocol:
             remarks.append(f"- {row.label}: too small to leave L2, which was not cold.")
-    yield from remarks
+    for remark in remarks:
+        yield textwrap.fill(remark, _PROSE, subsequent_indent="  ", break_long_words=False,
+                            break_on_hyphens=False)
     if remarks:
         yield ""
 
