@@ -273,13 +273,14 @@ class HostRunner:
             place: Index of the run in `RUNS`. The fresh inputs depend on it, as they do in a single
                 worker, which counts the trials of a problem.
         """
+        trial = replace(
+            trial, threads=max(LEAST_THREADS, len(os.sched_getaffinity(0)) // self._most_jobs))
         if cores == 1:
             return _Begun((self._parts.submit(self._run, trial),))
         count = cores * PARTS_PER_CORE
         shared = replace(
             trial,
             seeds=trial.seeds or (self._setup.seed, fresh_seed(self._setup.seed, place + 1)),
-            threads=max(LEAST_THREADS, len(os.sched_getaffinity(0)) // self._most_jobs),
         )
         parts = [replace(shared, part=Part(index, count)) for index in range(count)]
         return _Begun(tuple(self._parts.submit(self._run, part) for part in parts))

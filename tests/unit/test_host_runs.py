@@ -21,12 +21,14 @@ from processes import is_running
 from kgen.assets import include_dir
 from kgen.build.render import Renderer
 from kgen.catalogue import open_catalogue, profile_named
+from kgen.errors import WorkerError
 from kgen.model.artifact import Rendered
 from kgen.model.digest import digest_of_text
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
 from kgen.trial import HostRunner, HostRunResult, host_runs, jobs_beside
-from kgen.worker import Setup, Trial, TrialOutcome
+from kgen.trial.host_parts import PartEnd
+from kgen.worker import Candidate, Setup, Trial, TrialOutcome
 
 pytestmark = needs_cxx
 
@@ -193,6 +195,23 @@ def test_a_tune_that_has_nothing_else_to_do_gives_its_cores(
         runner.widen()
         assert [end.result().outcome.fate for end in ends] == [Fate.VERIFIED] * 3  # type: ignore[union-attr]
         assert runner._cores() == 3
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    """A launch of hundreds of blocks would have a thread for every core, in every process."""
+    asked: list[int] = []
+
+    def run(_: HostRunner, trial: Trial) -> PartEnd:
+        asked.append(trial.threads)
+        return PartEnd(WorkerError("not run"), None)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(HostRunner, "_run", run)
+    trial = Trial("forward", PROBLEM, cast("Candidate", None), level="host", orders=(0,))
+    with HostRunner(SETUP, include_dir(), 16) as runner, pytest.raises(WorkerError):
+        runner._begin(trial, cores, 0).outcome()
+    assert set(asked) == {64 // 16}
 
 
 @pytest.mark.parametrize(("idle", "jobs"), [(0, 1), (1, 1), (2, 2), (8, 8), (99, 16)])
