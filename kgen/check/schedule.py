@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -39,11 +40,13 @@ from kgen.check.run_values import RUNS
 from kgen.check.set_limits import Dims, Threads
 from kgen.check.shaped_values import ALIKE, OPPOSITE, SHAPES
 from kgen.check.sizes import (
+    CHUNKS,
     CUT,
     DRAWN,
     FEW,
     FEW_STEPS,
     GPU_SIZES,
+    PACKED,
     QUICK,
     SHARED_STEPS,
     SHORT,
@@ -227,7 +230,10 @@ class Schedule:
         if weights_of(self.pass_, self.operator.slab_dim):
             hard.append(self._case(NANS[-1], dims))
             if not self.operator.serial_dims:
-                hard.append(self._case(ZERO_WEIGHTS, dims))
+                zero = self._case(ZERO_WEIGHTS, dims)
+                hard.append(zero)
+                # Untrained weights that are added to an offset of 1.
+                hard.append(replace(zero, scalars=common_scalars(self.pass_)))
         return hard
 
     def _shaped(self, dims: Dims, constants: Collection[str]) -> Iterator[Case]:
@@ -276,6 +282,7 @@ class Schedule:
             ),
             *([self._ordinary(dims | few, SHARED)] if few else []),
             *self._alone(dims | few),
+            *self._mixed(dims | few),
             *self._heads_of_one_key(dims),
         ]
 
@@ -288,6 +295,23 @@ class Schedule:
             for name in names:
                 yield replace(self._ordinary(dims, "strided"), only=(name,))
             yield replace(self._ordinary(dims, REPEATED[0]), only=(names[-1],))
+
+    def _mixed(self, dims: Dims) -> Iterator[Case]:
+        """Sets in which some inputs have a layout and the others do not: two dims transposed, as
+        one tensor of a layer may be, or a stride of 0 in a dim that is not the batch, as keys and
+        values of grouped-query attention have, or the gradient of a mean.
+        """
+        names = [t.name for t in self.pass_.inputs if len(t.free_strides) > 1]
+        most = max((len(t.free_strides) for t in self.pass_.inputs), default=0)
+        repeated = REPEATED[2 : 1 + most]
+        for group in unlike_groups(names):
+            for layout in ("permuted", *repeated):
+                yield replace(self._ordinary(dims, layout), only=group)
+        if len(names) > 1:
+            for layout in repeated:
+                yield replace(self._ordinary(dims, layout), only=(names[0],))
+        for pair in itertools.pairwise(names) if most > 2 else ():  # keys and values, among others
+            yield replace(self._ordinary(dims, repeated[-1]), only=pair)
 
     def _heads_of_one_key(self, dims: Dims) -> Iterator[Case]:
         """All inputs but the first have a stride of 0 in one dim, as keys and values have in the
@@ -312,8 +336,12 @@ class Schedule:
             yield self._case(RUNS, dims)
             packing = self.operator.signature.packing
             if packing is not None and packing.sequences in dims:  # sequences of equal length
-                few = {n: 12 * CUT for n in self.operator.serial_dims if n not in constants}
-                yield self._case(RUNS, dims | few)
+                serial = [n for n in self.operator.serial_dims if n not in constants]
+                yield self._case(RUNS, dims | dict.fromkeys(serial, 12 * CUT))
+                # Sequences that begin at multiples of every chunk, as padded ones do.
+                aligned = {packing.sequences: PACKED, **dict.fromkeys(serial, PACKED * CHUNKS)}
+                if self.extents.is_modest(dims | aligned, threads, times=4):
+                    yield self._case(RUNS, dims | aligned)
         for place in range(DRAWN):
             own = seed_of(seed, "extents", place)
             if dims := self.extents.drawn(own, constants, threads):

@@ -2,10 +2,11 @@
 
 A library's user launches a kernel many times: on other values in the same memory, with a workspace
 that an earlier launch or another kernel left behind. So a kernel is launched on the set's values,
-on other values in the same buffers, and on the set's values again. Before each launch the outputs
-and workspaces are filled with NaN, a large finite number of either sign, or zero; or they keep the
-contents that the previous launch left. All launches on the set's own values must give the same
-bits.
+on other values in the same buffers, and on the set's values again. In a certificate the very first
+launch is on other values: a kernel that keeps what it computed from some addresses, and uses it
+ever after, is then wrong on the set's values. Before each launch the outputs and workspaces are
+filled with NaN, a large finite number of either sign, or zero; or they keep the contents that the
+previous launch left. All launches on the set's own values must give the same bits.
 
 Before one launch the buffers keep the results of a launch on the same values, except for a few
 elements. This detects a kernel that checks some elements of the old results, finds them right, and
@@ -37,6 +38,7 @@ class Step:
     workspaces: Fill
 
 
+_BEFORE = Step(False, Fill.LARGE, Fill.LARGE)
 _ALONE = Step(True, Fill.NONFINITE, Fill.NONFINITE)
 _FIRST = Step(True, Fill.LARGE, Fill.LARGE)
 _OTHER = Step(False, Fill.LEFT, Fill.NONFINITE)
@@ -56,9 +58,10 @@ _STEPS: dict[int, tuple[Step, ...]] = {
     1: (_ALONE,),
     3: (_FIRST, _OTHER, _AFTER_OTHER, _LAST),
     # A host run changes the order of threads from launch to launch and has four orders. So the four
-    # launches on the set's own values (indices 0, 2, 3 and 5) each have a different order; indices
-    # 6 and 7 repeat the last two.
+    # launches on the set's own values (indices 1, 3, 4 and 6) each have a different order; indices
+    # 7 and 8 repeat the last two.
     4: (
+        _BEFORE,
         _FIRST,
         _OTHER,
         _AFTER_OTHER,
@@ -69,6 +72,7 @@ _STEPS: dict[int, tuple[Step, ...]] = {
         _SPOILED,
     ),
     5: (
+        _BEFORE,
         _FIRST,
         _OTHER,
         _AFTER_OTHER,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 CASES = (
     "tiny", "huge", "positive", "alternating", "extreme_decay", "no_decay", "rare_decays", "mixed",
-    "nonfinite", "nonfinite_ends",
+    "delta_rule", "nonfinite", "nonfinite_ends",
 )
 
 
@@ -32,6 +32,9 @@ def make_inputs(
     hundred steps. r and k shrink as T grows, so that sums over T stay within fp16's range without a
     decay. Decays are 0.07 to 0.998 per step, or 0.64 to 0.9985 with decay_form=clamp. The cases of
     decays are those of wkv6; with decay_form=clamp the strongest decay is 0.545.
+
+    In `delta_rule` the gate is 1, so b = -a: the key's old value is replaced, not blended. In every
+    second head a = -k as well.
 
     `nonfinite` plants a NaN in r, k, v, gy and w. In the forward pass, k gets an Inf in the last
     step instead: for an Inf in an earlier step, the result would depend on whether an algorithm
@@ -51,6 +54,9 @@ def make_inputs(
         drawn[name] = (x.abs() if case == "positive" else x) / max(t, 1) ** 0.25
     unit = torch.nn.functional.normalize(draw(b, t, h, k), dim=-1)
     drawn["a"], drawn["b"] = -unit, unit * draw(b, t, h, k).sigmoid()
+    if case == "delta_rule":
+        drawn["b"] = unit
+        drawn["k"][:, :, ::2] = unit[:, :, ::2]
     sign = 1 - 2 * (torch.arange(t, device=device) % 2).view(t, 1, 1)
     for name in ("v",) if pass_name == "forward" else ("v", "gy"):
         x = draw(b, t, h, v)

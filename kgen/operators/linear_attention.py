@@ -191,12 +191,12 @@ def make_inputs(
 
     q and k shrink as T grows, so that sums over T stay within fp16. With a norm both are positive,
     as feature maps make them; otherwise the norm would pass through zero. In `negative_norm` q and
-    norms are below 0. `tiny` and `huge` scale v
-    and gout by 1e-4 and 1e4 (fp16: 1e2). `positive` makes all values positive, so that a bias of
-    the summation accumulates. `alternating` changes the sign of v and gout at every step.
-    `nonfinite` plants a NaN in q, v and gout, and in k an Inf (backward: a NaN); steps that do not
-    depend on them must stay finite. No other Inf is planted: whether Inf - Inf occurs would depend
-    on the order of summation, which differs between algorithms.
+    norms are below 0. In `wide_norms` the norms of two thirds of the heads are far larger or
+    smaller. `tiny` and `huge` scale v and gout by 1e-4 and 1e4 (fp16: 1e2). `positive` makes all
+    values positive, so that a bias of the summation accumulates. `alternating` changes the sign of
+    v and gout at every step. `nonfinite` plants a NaN in q, v and gout, and in k an Inf (backward:
+    a NaN); steps that do not depend on them must stay finite. No other Inf is planted: whether Inf
+    - Inf occurs would depend on the order of summation, which differs between algorithms.
     """
     import torch
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
@@ -251,7 +251,23 @@ def make_inputs(
             drawn[name] = x.abs() + 0.5 if name in ("norm", "initial_key_sum") else x
     if case == "negative_norm" and "norm" in drawn:
         drawn["norm"].neg_()
+    if case == "wide_norms" and normed:
+        _widen_norms(drawn)
     return drawn
+
+
+def _widen_norms(drawn: dict[str, torch.Tensor]) -> None:
+    """Multiply the norms of each head by 1, 2^15 or 2^-14, in turn; in the forward pass, q.
+
+    In fp16 the factors are 2^10 and 2^-7, or gradients would leave its range.
+    """
+    import torch
+
+    of = drawn["norm" if "norm" in drawn else "q"]
+    up, down = (10, -7) if drawn["q"].dtype == torch.float16 else (15, -14)
+    factors = torch.tensor((1.0, 2.0**up, 2.0**down), device=of.device)
+    kinds = torch.arange(of.shape[0] * of.shape[1], device=of.device).view(of.shape[:2]) % 3
+    of *= factors[kinds].view(*of.shape[:2], *[1] * (of.dim() - 2)).to(of.dtype)
 
 
 def trained(
@@ -338,7 +354,9 @@ OPERATOR = Operator(
     signature=SIGNATURE,
     definition=definition,
     make_inputs=make_inputs,
-    cases=("tiny", "huge", "positive", "alternating", "negative_norm", "nonfinite"),
+    cases=(
+        "tiny", "huge", "positive", "alternating", "negative_norm", "wide_norms", "nonfinite",
+    ),
     cost=cost,
     problems={
         "cuda": (

@@ -4,14 +4,15 @@
 right on nearly all calls: they are wrong at some extent, stride, address, value or order of blocks,
 or they read memory that a launch must not rely on. Most of them are naive kernels, which have few
 statements. The mistakes of `planted_mutants.py`, `rare_mutants.py`, `laid_mutants.py`,
-`shaped_mutants.py`, `lone_mutants.py` and `unlisted_mutants.py` are added to those of the same
-kernels; `early_mutants.py` has kernels that do not wait for the previous kernel.
+`shaped_mutants.py`, `lone_mutants.py`, `unlisted_mutants.py` and `blind_mutants.py` are added to
+those of the same kernels; `early_mutants.py` has kernels that do not wait for the previous kernel.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from blind_mutants import BLIND, BLIND_IN_CI
 from early_mutants import EARLY, EARLY_IN_CI
 from family_mutants import Family, Mistake
 from laid_mutants import LAID, LAID_IN_CI
@@ -355,7 +356,7 @@ _HIDDEN = (
 def _with_planted() -> tuple[Family, ...]:
     """Each kernel with the mistakes of all files, so that each kernel is certified once."""
     found: dict[tuple[str, str], Family] = {(f.name, f.dims): f for f in _HIDDEN}
-    for planted in (*PLANTED, *RARE, *LAID, *SHAPED, *LONE, *UNLISTED):
+    for planted in (*PLANTED, *RARE, *LAID, *SHAPED, *LONE, *UNLISTED, *BLIND):
         known = found.setdefault((planted.name, planted.dims), replace(planted, mistakes=()))
         both = replace(known, mistakes=(*known.mistakes, *planted.mistakes))
         found[planted.name, planted.dims] = both
@@ -367,6 +368,7 @@ HIDDEN = (*_with_planted(), *EARLY)
 _OTHERS_IN_CI = (
     PLANTED_IN_CI | RARE_IN_CI | LAID_IN_CI | EARLY_IN_CI | SHAPED_IN_CI | LONE_IN_CI
     | UNLISTED_IN_CI
+    | BLIND_IN_CI
 )
 IN_CI = _OTHERS_IN_CI | frozenset({
     "rmsnorm-forward-naive-stride of another input",
