@@ -61,8 +61,16 @@ CASES = (
     ("wkv6", "B=8,T=6679,H=3,D=128,dtype=fp32", "segments=", "segments=1)"),
     ("wkv6", "B=1,T=1024,H=64,D=64,dtype=bf16", "segments=", "warp_specialized("),
     ("wkv5", "B=1,T=8192,H=24,D=64,dtype=bf16", "segments=", "warp_specialized("),
-    # Few short rows: no more threads than a row has vectors.
+    # Few short rows: no more threads than a row has vectors, and no fewer lanes of a warp.
     ("rmsnorm", "M=32,N=256,dtype=bf16", "lanes_per_row=32,", "lanes_per_row=512"),
+    ("rmsnorm", "M=1,N=640,dtype=bf16", "lanes_per_row=32,", "lanes_per_row=16"),
+    ("rmsnorm", "M=32768,N=256,dtype=bf16", "lanes_per_row=8,", "lanes_per_row=4,"),
+    # Final states in bf16: the first kernel computes them; not without one.
+    ("wkv6", f"B=4,T=2048,H=40,D=64,{WKV7},decay_form=raw,{STATES}", "warp_specialized_states",
+     "chunk_halving"),
+    ("wkv5", "B=2,T=4096,H=24,D=64,dtype=bf16,final_state_dtype=fp32", "warp_specialized_states",
+     "chunk_halving"),
+    ("wkv6", f"B=16,T=512,H=48,D=64,{WKV7},decay_form=raw", "warp_specialized(", "chunk_halving"),
     ("timex", "B=1,C=96,T=12000,dtype=fp32", "fft(points=16384", "column_chunks"),
     ("linear_attention", "B=4,H=3,T=65536,D=160,dtype=bf16,initial_state_dtype=fp32", "chunk_scan",
      "chunk_loop"),
