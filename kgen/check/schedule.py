@@ -40,7 +40,7 @@ from kgen.check.run_values import RUNS
 from kgen.check.set_limits import Dims, Threads
 from kgen.check.shaped_values import ALIKE, OPPOSITE, SHAPES
 from kgen.check.sizes import (
-    CHUNKS,
+    ALIGNED_STEPS,
     CUT,
     DRAWN,
     FEW,
@@ -268,7 +268,7 @@ class Schedule:
             if any(len(t.free_strides) > 1 for t in self.pass_.inputs):
                 layouts.append("permuted")
             layouts += [VIEWS, EXPANDED, OVERLAPPING]
-            most = max(len(t.free_strides) for t in self.pass_.inputs)
+            most = self._most_strides()
             if most > 1:
                 layouts += [*ONE_GAPS[:most], REPEATED[0]]
         layouts += [SHARED, *SHIFTED]
@@ -286,6 +286,10 @@ class Schedule:
             *self._heads_of_one_key(dims),
         ]
 
+    def _most_strides(self) -> int:
+        """The largest number of free strides of an input."""
+        return max((len(t.free_strides) for t in self.pass_.inputs), default=0)
+
     def _alone(self, dims: Dims) -> Iterator[Case]:
         """Sets in which a single input is strided or repeated and all others are contiguous: a
         kernel that uses another input's strides fails.
@@ -302,7 +306,7 @@ class Schedule:
         values of grouped-query attention have, or the gradient of a mean.
         """
         names = [t.name for t in self.pass_.inputs if len(t.free_strides) > 1]
-        most = max((len(t.free_strides) for t in self.pass_.inputs), default=0)
+        most = self._most_strides()
         repeated = REPEATED[2 : 1 + most]
         for group in unlike_groups(names):
             for layout in ("permuted", *repeated):
@@ -318,7 +322,7 @@ class Schedule:
         head dim of grouped-query attention.
         """
         names = [t.name for t in self.pass_.inputs]
-        most = max((len(t.free_strides) for t in self.pass_.inputs), default=0)
+        most = self._most_strides()
         for layout in REPEATED[2 : 1 + most]:
             yield replace(self._ordinary(dims, layout), only=tuple(names[1:]))
 
@@ -339,9 +343,10 @@ class Schedule:
                 serial = [n for n in self.operator.serial_dims if n not in constants]
                 yield self._case(RUNS, dims | dict.fromkeys(serial, 12 * CUT))
                 # Sequences that begin at multiples of every chunk, as padded ones do.
-                aligned = {packing.sequences: PACKED, **dict.fromkeys(serial, PACKED * CHUNKS)}
-                if self.extents.is_modest(dims | aligned, threads, times=4):
-                    yield self._case(RUNS, dims | aligned)
+                aligned = dims | {packing.sequences: PACKED}
+                aligned |= dict.fromkeys(serial, PACKED * ALIGNED_STEPS)
+                if self.extents.is_modest(aligned, threads, times=4):
+                    yield self._case(RUNS, aligned)
         for place in range(DRAWN):
             own = seed_of(seed, "extents", place)
             if dims := self.extents.drawn(own, constants, threads):
@@ -351,7 +356,7 @@ class Schedule:
         """Rows that are gigabytes apart: the pages between them are never touched, so never
         allocated.
         """
-        most = max((len(t.free_strides) for t in self.pass_.inputs), default=0)
+        most = self._most_strides()
         dims = self.extents.reduced(FEW, self.sizes.small, constants, times=2, least=FEW)
         few = {name: FEW_STEPS for name in self.operator.serial_dims if name not in constants}
         for place, layout in enumerate(FARS[:most]):

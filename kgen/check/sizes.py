@@ -71,7 +71,7 @@ SHARED_STEPS = 3
 grows far."""
 CUT = 5
 """Packed sequences in the sets that choose their own sequence boundaries."""
-CHUNKS = 64
+ALIGNED_STEPS = 64
 """Steps of a packed sequence that begins and ends with a chunk, whatever the steps of a chunk."""
 PACKED = 3
 """Packed sequences in sets with many steps and small extents in all other dims."""
