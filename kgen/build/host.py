@@ -2,7 +2,7 @@
 
 The runtime of the host layer is compiled once per compiler, flags and content, into the same cache.
 A kernel is then compiled and linked with the runtime into one shared object (or, sanitized, into
-one executable).
+one executable). A sanitized build also watches comparisons, if GCC compiles it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from kgen.build.base import CachingCompiler, Compiled, Failed, Unit
+from kgen.build.comparisons import WATCH_FLAGS, line_finder
 from kgen.build.limits import CompileLimits
-from kgen.build.ninja import Command, Ninja
+from kgen.build.ninja import Command, Done, Ninja
 from kgen.errors import StorageError, ToolchainError
 from kgen.model.digest import digest_of_text
+from kgen.model.spread_source import in_source, watched, with_source
 from kgen.runtime.cache import Cache, CacheError
 from kgen.runtime.host import (
     compile_module_command,
@@ -61,6 +63,9 @@ class HostCompiler(CachingCompiler):
         self._cxx = find_cxx()
         self._version = _version(self._cxx)
         self._extra = _pattern_flags(self._cxx)
+        self._watches = sanitize and line_finder(self._cxx) != ""
+        if self._watches:
+            self._extra += WATCH_FLAGS
         self._include = _layer_folder(self.include_dirs)
         self._lock_runtime = threading.Lock()
 
@@ -90,16 +95,26 @@ class HostCompiler(CachingCompiler):
             (folder / "runtime.o").write_bytes(runtime)
             commands = []
             for unit in units:
-                (folder / f"{unit.key}.cu").write_text(unit.request.rendered.source)
+                source = unit.request.rendered.source
+                (folder / f"{unit.key}.cu").write_text(watched(source) if self._watches else source)
                 output = f"{unit.key}{self.suffix}"
                 commands.append(Command(tuple(self._module_command(
                     f"{unit.key}.cu", str(self._include), "runtime.o", output)), output))
-            return [
-                Failed(f"{self._cxx}: {done.error}\n{done.log}".strip(), done.seconds) if done.error
-                else Compiled((folder / command.output).read_bytes(), (), done.seconds)
-                for command, done in zip(
-                    commands, self._ninja.run(commands, folder, jobs), strict=True)
-            ]
+            ends = self._ninja.run(commands, folder, jobs)
+            return [self._end(unit, folder, done) for unit, done in zip(units, ends, strict=True)]
+
+    def _end(self, unit: Unit, folder: Path, done: Done) -> Compiled | Failed:
+        """What has become of a unit, from the files in the folder of its compilation."""
+        source = unit.request.rendered.source
+        if done.error:
+            message = f"{self._cxx}: {done.error}\n{done.log}".strip()
+            if self._watches:
+                message = in_source(message, f"{unit.key}.cu", source)
+            return Failed(message, done.seconds)
+        content = (folder / f"{unit.key}{self.suffix}").read_bytes()
+        if self._watches:
+            content = with_source(content, source)
+        return Compiled(content, (), done.seconds)
 
     def _stop(self) -> None:
         self._ninja.close()
@@ -107,7 +122,7 @@ class HostCompiler(CachingCompiler):
     def _module_command(self, source: str, include: str, runtime: str, output: str) -> list[str]:
         make = compile_sanitized_command if self._sanitize else compile_module_command
         cxx, *rest = make(self._cxx, source, include, runtime, output)
-        return [cxx, *self._extra, *rest]
+        return [cxx, *rest, *self._extra]
 
     def _runtime_key(self) -> str:
         """Digest of the compiler, its flags and the runtime's current sources."""

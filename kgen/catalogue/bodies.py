@@ -28,13 +28,14 @@ SHARED_KEYS = (
     "launch",
     "nondeterministic",
     "keeps_state",
+    "untested",
     "steady",
 )
 VARIANT_KEYS = ("doc", *SHARED_KEYS, "first", "safe")
 _LAUNCH_KEYS = ("kernel", "grid", "block", "smem", "args", "pdl")
 _FORMER_PDL_KEYS = frozenset({"overlaps", "early"})
 _SINGLE_KEYS = ("doc", "constants", "first", "safe", "nondeterministic", "keeps_state",
-                "steady")
+                "untested", "steady")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Body:
     Attributes:
         tree: The YAML node that declares it.
         single: Entries that a merge replaces as a whole: doc, constants, first, safe,
-            nondeterministic, keeps_state, steady.
+            nondeterministic, keeps_state, untested, steady.
         params: Parameters by name.
         lets: Lets by name.
         rules: For each merged body the rules of `require`, then those of `prefer`.

@@ -104,6 +104,7 @@ class PassReader:
             keeps_state=_reason(
                 body.single.get("keeps_state"), "kernels may keep something between launches"
             ),
+            untested=_untested(body.single.get("untested")),
             steady=steady,
             lets=scope.lets,
             settings=tuple(self.settings.items()),
@@ -239,6 +240,15 @@ def _reason(tree: Tree | None, what: str) -> str:
     if not (why := _sentence(tree)):
         raise tree.fail(f"say why {what}, or leave the key out")
     return why
+
+
+def _untested(tree: Tree | None) -> tuple[tuple[str, str], ...]:
+    """Read `untested: {"row < M": why no certificate shows its opposite}`."""
+    conditions = tree.mapping() if tree is not None else {}
+    return tuple(
+        (condition, _reason(why, f"nothing need test what depends on `{condition}`"))
+        for condition, why in conditions.items()
+    )
 
 
 def _sentence(tree: Tree) -> str:

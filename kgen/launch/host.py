@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,11 +38,14 @@ class HostDevice(Device):
             same result each time. The seeds are read when a plan is bound.
         threads: Number of OS threads that share the blocks; 0 uses all cores. It is read at every
             launch.
+        comparisons: File for the comparisons of launches of sanitized builds; None: they are not
+            kept. It is read when a build is loaded.
     """
 
     def __init__(self, seed: int = 0, threads: int = 0) -> None:
         self.orders: tuple[int, ...] = (seed,)
         self.threads = threads
+        self.comparisons: Path | None = None
 
     @property
     def torch_device(self) -> torch.device:
@@ -51,7 +55,8 @@ class HostDevice(Device):
     def load(self, artifact: Artifact) -> Module:
         """See `Device`; a sanitized build runs each launch in a process of its own."""
         if artifact.kind == "exe":
-            return SanitizedModule(artifact, self.torch_device, self.orders[0])
+            return SanitizedModule(
+                artifact, self.torch_device, self.orders[0], self.comparisons)
         if artifact.kind != "so":
             raise LaunchError(f"{artifact.path} is of kind '{artifact.kind}'; the host loads 'so'")
         return LoadedSharedObject(artifact, self)

@@ -95,13 +95,17 @@ def write_job(
     return job
 
 
-def run_job(executable: StrPath, job: StrPath, timeout_s: float) -> list[bytes]:
+def run_job(
+    executable: StrPath, job: StrPath, timeout_s: float, comparisons: Path | None = None
+) -> list[bytes]:
     """Run a job with a sanitized executable.
 
     Args:
         executable: Made by `compile_sanitized_command`.
         job: Returned by `write_job`.
         timeout_s: Seconds after which the executable is killed.
+        comparisons: File to which the executable adds the comparisons of the job, if it was built
+            to watch them (kgen/host/comparisons.cpp). Jobs may share it. None: no file.
 
     Returns:
         The content of every buffer after the last launch, in the order given to `write_job`.
@@ -111,7 +115,12 @@ def run_job(executable: StrPath, job: StrPath, timeout_s: float) -> list[bytes]:
         HostFault: If the sanitizer found a fault (the text has the head of its report), a launch
             was refused, or a thread did something undefined.
     """
-    environment = {**os.environ, "ASAN_OPTIONS": _ASAN_OPTIONS, "UBSAN_OPTIONS": _UBSAN_OPTIONS}
+    environment = {
+        **os.environ,
+        "ASAN_OPTIONS": _ASAN_OPTIONS,
+        "UBSAN_OPTIONS": _UBSAN_OPTIONS,
+        "KGEN_COMPARISONS": str(comparisons or ""),
+    }
     command = [str(Path(executable).resolve()), str(job)]
     for _ in range(_MAX_STARTS):
         try:

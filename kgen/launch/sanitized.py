@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,8 @@ from kgen.launch.base import Module, resolve
 from kgen.launch.host_jobs import BufferRef, JobLaunch, run_job, write_job
 from kgen.model.artifact import Artifact
 from kgen.model.plan import Plan
+from kgen.model.spread_source import in_source, source_of
+from kgen.runtime.cache import read_file
 from kgen.runtime.host import HostFault
 
 if TYPE_CHECKING:
@@ -31,10 +34,21 @@ RUN_TIMEOUT_S = 120.0
 class SanitizedModule(Module):
     """An executable of one rendered source."""
 
-    def __init__(self, artifact: Artifact, device: torch.device, seed: int) -> None:
+    def __init__(
+        self, artifact: Artifact, device: torch.device, seed: int, comparisons: Path | None = None
+    ) -> None:
+        """Name the executable; nothing is loaded.
+
+        Args:
+            artifact: The executable.
+            device: The device of the tensors.
+            seed: Seed of the order in which a block's threads run.
+            comparisons: File for the comparisons of launches, as in `run_job`.
+        """
         super().__init__(artifact)
         self._device = device
         self._seed = seed
+        self._comparisons = comparisons
 
     def bind(
         self, plan: Plan, tensors: Tensors, numbers: Mapping[str, int | float]
@@ -72,14 +86,20 @@ class SanitizedModule(Module):
                 try:
                     outputs = run_job(
                         self.artifact.path, write_job(folder, contents, jobs, constant),
-                        RUN_TIMEOUT_S,
+                        RUN_TIMEOUT_S, self._comparisons,
                     )
                 except HostFault as fault:
-                    raise LaunchError(str(fault)) from None
+                    raise LaunchError(self._in_source(str(fault))) from None
             for (pointer, tensor), content in zip(used.items(), outputs, strict=True):
                 ctypes.memmove(pointer, content, _span_bytes(tensor))
 
         return run
+
+    def _in_source(self, report: str) -> str:
+        """A report with places in the kernel's source instead of the spread source."""
+        if not (source := source_of(read_file(self.artifact.path))):
+            return report
+        return in_source(report, f"{self.artifact.key}.cu", source)
 
     def occupancy(self, kernel: str, threads: int, smem_bytes: int) -> int:
         """See `Module`: one block at a time."""

@@ -115,6 +115,8 @@ class Variant:
             must not.
         keeps_state: Why its kernels may use global variables, which live from one launch to the
             next; empty if they must not.
+        untested: (condition as in the rendered source, why a certificate need not meet it and its
+            opposite), for conditions that depend on the inputs and have one result in all of them.
         steady: (dim, extent) at which every ring buffer, exchange and persistent block is used
             again; a proof must reach these extents. Empty: `kgen.check.steady` infers them.
         where: `file:line` of its declaration.
@@ -137,6 +139,7 @@ class Variant:
     where: str
     nondeterministic: str = ""
     keeps_state: str = ""
+    untested: tuple[tuple[str, str], ...] = ()
     steady: tuple[tuple[str, Expr], ...] = ()
     lets: tuple[tuple[str, Expr], ...] = ()
     settings: tuple[tuple[str, Value], ...] = ()

@@ -57,7 +57,8 @@ _ERROR_BYTES = 4096
 _RUNTIME_FILES = (
     "runtime.hpp", "fiber.hpp", "thread.hpp", "job.hpp", "block_memory.hpp", "worker.hpp",
     "worker_blocks.hpp", "worker_waits.hpp", "worker_copies.hpp", "worker_reports.hpp",
-    "runtime.cpp", "main.cpp", "cluster.hpp", "cluster_turns.hpp", "deferred.hpp", "sanitizer.hpp",
+    "runtime.cpp", "main.cpp", "comparisons.cpp", "cluster.hpp", "cluster_turns.hpp",
+    "deferred.hpp", "sanitizer.hpp",
 )  # fmt: skip
 
 
@@ -88,12 +89,12 @@ def compile_runtime_command(
             object then holds the stand-alone runner as well.
     """
     host = Path(include_dir) / "kgen" / "host"
-    runtime, main = host / "runtime.cpp", host / "main.cpp"
     if sanitize:
-        # One relocatable object from two sources.
-        kind = [*_SANITIZE_FLAGS, "-r", "-nostdlib", str(runtime), str(main)]
+        # One relocatable object from all sources.
+        sources = [str(host / name) for name in ("runtime.cpp", "main.cpp", "comparisons.cpp")]
+        kind = [*_SANITIZE_FLAGS, "-r", "-nostdlib", *sources]
     else:
-        kind = [*_RELEASE_FLAGS, "-c", str(runtime)]
+        kind = [*_RELEASE_FLAGS, "-c", str(host / "runtime.cpp")]
     return [cxx, *_COMMON_FLAGS, *kind, "-o", str(out_object)]
 
 

@@ -59,11 +59,14 @@ def trained_digest(operator: Operator) -> str:
 
 
 def guards_digest(variant: Variant) -> str:
-    """Return the digest of a variant's guards, and of whether it is nondeterministic or keeps
-    state.
+    """Return the digest of a variant's guards, of whether it is nondeterministic or keeps state,
+    and of the conditions that need no test.
     """
     guards = [variant.inlined(rule.condition).text for rule in variant.guards]
-    return digest_of([guards, bool(variant.nondeterministic), bool(variant.keeps_state)])
+    untested = [condition for condition, _ in variant.untested]
+    return digest_of(
+        [guards, bool(variant.nondeterministic), bool(variant.keeps_state), *untested]
+    )
 
 
 def _add(value: Any, home: str, seen: dict[str, str]) -> None:

@@ -12,15 +12,18 @@ over several processes (`kgen.check.parts`), and `kgen.trial.host_parts` joins t
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from kgen.build import Compiler, open_compiler
-from kgen.build.host import ARCH
+from kgen.build.comparisons import line_finder
+from kgen.build.host import ARCH, find_cxx
 from kgen.errors import ToolchainError, VerifyError, WorkerError
 from kgen.model.artifact import Artifact, BuildFailure, BuildRequest, Rendered
 from kgen.model.config import Config
@@ -31,6 +34,7 @@ from kgen.model.set_results import Part, fresh_seed
 from kgen.model.space import Variant
 from kgen.trial.handle import WorkerHandle
 from kgen.trial.host_parts import PartEnd, joined_outcome
+from kgen.trial.untested import untested_branches, untested_fault
 from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
 
 Result = TypeVar("Result")
@@ -38,7 +42,8 @@ Result = TypeVar("Result")
 # (compiler, orders of a CTA's threads; one launch per order). The plain build fills static shared
 # memory with NaN, and must give the same bits in every order. The sanitized build has red zones
 # around all memory, and starts a process for each launch.
-RUNS = (("host", (0, 1, 2, 3)), ("host-asan", (0,)))
+SANITIZED = "host-asan"
+RUNS = (("host", (0, 1, 2, 3)), (SANITIZED, (0,)))
 TIMEOUT_S = 300.0
 # More parts than idle cores even out errors in the estimated times of the sets.
 PARTS_PER_CORE = 2
@@ -217,13 +222,16 @@ class HostRunner:
         cores = self._cores()
         begun: dict[str, _Begun | BuildFailure] = {}
         host_run = HostRunResult()
+        folder = tempfile.TemporaryDirectory(prefix="kgen-comparisons-")
+        comparisons = Path(folder.name, "comparisons")
+        begin = partial(self._begin_built, claim, cores=cores, comparisons=comparisons)
         try:
             if cores > 1:  # both runs concurrently; else one after the other, in one process
                 for place, (name, orders) in enumerate(RUNS):
-                    begun[name] = self._begin_built(claim, builds[name], orders, cores, place)
+                    begun[name] = begin(builds[name], orders, place=place)
             for place, (name, orders) in enumerate(RUNS):
                 if name not in begun:
-                    begun[name] = self._begin_built(claim, builds[name], orders, cores, place)
+                    begun[name] = begin(builds[name], orders, place=place)
                 run = begun[name]
                 if isinstance(run, BuildFailure):
                     headline = run.message.splitlines()[0]
@@ -237,11 +245,26 @@ class HostRunner:
                 host_run = _add(host_run, where, orders, self._key(name, claim.rendered), outcome)
                 if host_run.fault or host_run.missing:
                     break
+            else:
+                host_run = replace(host_run, fault=self._untested(claim, builds, comparisons))
         finally:
             for run in begun.values():
                 if isinstance(run, _Begun):
                     run.drop()
+            folder.cleanup()
         return host_run
+
+    def _untested(
+        self,
+        claim: _Claim,
+        builds: Mapping[str, Future[Artifact | BuildFailure]],
+        comparisons: Path,
+    ) -> str:
+        """Why the comparisons of the sanitized build refuse a kernel that passed."""
+        build, tool = builds[SANITIZED].result(), line_finder(find_cxx())
+        if isinstance(build, BuildFailure) or not tool:
+            return ""
+        return untested_fault(untested_branches(build, comparisons, tool), claim.variant)
 
     def _begin_built(
         self,
@@ -250,6 +273,7 @@ class HostRunner:
         orders: tuple[int, ...],
         cores: int,
         place: int,
+        comparisons: Path,
     ) -> _Begun | BuildFailure:
         built = build.result()
         if isinstance(built, BuildFailure):
@@ -261,6 +285,7 @@ class HostRunner:
             level="host",
             measure=False,
             orders=orders,
+            comparisons=str(comparisons),
         )
         return self._begin(trial, cores, place)
 

@@ -98,6 +98,7 @@ class Trial:
         part: Which input sets to run; None: all. The parts of a run must have the same `seeds`.
         threads: On the host, OS threads that share the CTAs of a launch; 0: the device's default,
             which is the number of cores.
+        comparisons: On the host, file for the comparisons of a sanitized build; empty: none.
     """
 
     pass_name: str
@@ -111,6 +112,7 @@ class Trial:
     trained_below_us: float | None = None
     part: Part | None = None
     threads: int = 0
+    comparisons: str = ""
 
 
 @dataclass(frozen=True, slots=True)

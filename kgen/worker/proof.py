@@ -149,7 +149,8 @@ def _has_several_orders(trial: Trial) -> bool:
 
 
 def _steady(trial: Trial, operator: Operator, gpu: GpuProfile) -> Extents:
-    if not _has_several_orders(trial):
+    # If comparisons are watched, some occur only in the steady state: `stage == kStages`.
+    if not _has_several_orders(trial) and not trial.comparisons:
         return ()
     candidate = trial.candidate
     return steady_extents(operator, candidate.variant, candidate.config, trial.problem, gpu)

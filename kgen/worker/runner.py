@@ -155,6 +155,7 @@ class Runner:
             self._device.orders = trial.orders or (0,)
             threads = self._device.threads
             self._device.threads = trial.threads or threads
+            self._device.comparisons = Path(trial.comparisons) if trial.comparisons else None
         module = self._device.load(trial.candidate.artifact)
         try:
             with _one_thread(self._device.torch_device):

@@ -21,6 +21,7 @@ from planted_mutants import PLANTED, PLANTED_IN_CI
 from rare_mutants import RARE, RARE_IN_CI
 from shaped_mutants import SHAPED, SHAPED_IN_CI
 from unlisted_mutants import UNLISTED, UNLISTED_IN_CI
+from untested_mutants import UNTESTED, UNTESTED_IN_CI
 
 _EXACT = "M=37,N=203,dtype=fp32,residual_dtype=fp32,rstd_dtype=fp32"
 
@@ -356,7 +357,7 @@ _HIDDEN = (
 def _with_planted() -> tuple[Family, ...]:
     """Each kernel with the mistakes of all files, so that each kernel is certified once."""
     found: dict[tuple[str, str], Family] = {(f.name, f.dims): f for f in _HIDDEN}
-    for planted in (*PLANTED, *RARE, *LAID, *SHAPED, *LONE, *UNLISTED, *BLIND):
+    for planted in (*PLANTED, *RARE, *LAID, *SHAPED, *LONE, *UNLISTED, *BLIND, *UNTESTED):
         known = found.setdefault((planted.name, planted.dims), replace(planted, mistakes=()))
         both = replace(known, mistakes=(*known.mistakes, *planted.mistakes))
         found[planted.name, planted.dims] = both
@@ -369,6 +370,7 @@ _OTHERS_IN_CI = (
     PLANTED_IN_CI | RARE_IN_CI | LAID_IN_CI | EARLY_IN_CI | SHAPED_IN_CI | LONE_IN_CI
     | UNLISTED_IN_CI
     | BLIND_IN_CI
+    | UNTESTED_IN_CI
 )
 IN_CI = _OTHERS_IN_CI | frozenset({
     "rmsnorm-forward-naive-stride of another input",

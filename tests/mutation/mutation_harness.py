@@ -1,5 +1,7 @@
 """Certify a mutant in the same way as kgen certifies a kernel: on the host layer, then under ASan.
 
+The run under ASan also shows which branches nothing tested.
+
 `refused` returns the verdict. A mutant may do anything, so it runs in a forked child, which also
 inherits the input sets that the unmutated kernel was certified on.
 
@@ -31,6 +33,8 @@ from mutation_subjects import Subject
 
 from kgen.assets import include_dir
 from kgen.build import Compiler, open_compiler
+from kgen.build.comparisons import line_finder
+from kgen.build.host import find_cxx
 from kgen.check import check
 from kgen.errors import LaunchError
 from kgen.launch import Module
@@ -41,6 +45,7 @@ from kgen.model.plan import Launch, Plan
 from kgen.model.set_results import Part, fresh_seed
 from kgen.runtime.cache import read_file
 from kgen.trial.host_runs import RUNS
+from kgen.trial.untested import untested_branches, untested_fault
 from kgen.worker.messages import Candidate, Setup, Trial
 from kgen.worker.runner import Runner
 
@@ -71,6 +76,8 @@ def mechanism_of(reason: str) -> Mechanism:
     stage, _, text = reason.partition(": ")
     if stage == "asan":
         return Mechanism.ASAN
+    if stage == "branches":
+        return Mechanism.UNTESTED
     signs = {
         "died of signal": Mechanism.CRASH,
         "did not end": Mechanism.HANG,
@@ -95,7 +102,13 @@ def same_code(mutant: Mutant) -> bool:
 
 def passes_unmutated(subject: Subject) -> str:
     """Certify the unmutated subject; the result is empty if it passes, as it must."""
-    return next(filter(None, map(_unmutated(subject).reason, STRETCHES)), "")
+    if reason := next(filter(None, map(_unmutated(subject).reason, STRETCHES)), ""):
+        return reason
+    artifact = _build_unmutated(subject, "host-asan")
+    with tempfile.TemporaryDirectory(prefix="kgen-comparisons-") as folder:
+        comparisons = Path(folder, "comparisons")
+        reason = _trial(_unmutated(subject).runner, subject, artifact, "", None, comparisons)
+        return reason or _untested(subject, artifact, comparisons)
 
 
 def _on_host(mutant: Mutant) -> str:
@@ -113,8 +126,18 @@ def _sanitized(mutant: Mutant) -> str:
     """Run with buffers of the exact size, which also finds a read past the end that is not used."""
     artifact = _build(mutant, "host-asan")
     runner = _unmutated(mutant.subject).runner
-    reason = _in_child(partial(_certify, runner, mutant, artifact, None))
-    return reason and f"asan: {reason}"
+    with tempfile.TemporaryDirectory(prefix="kgen-comparisons-") as folder:
+        comparisons = Path(folder, "comparisons")
+        reason = _in_child(partial(_certify, runner, mutant, artifact, None, comparisons))
+        return (reason and f"asan: {reason}") or _untested(mutant.subject, artifact, comparisons)
+
+
+def _untested(subject: Subject, artifact: Artifact, comparisons: Path) -> str:
+    """Why a sanitized build is refused for its comparisons; empty if it is not."""
+    tool = line_finder(find_cxx())
+    assert tool, "the tests need g++ and addr2line"
+    fault = untested_fault(untested_branches(artifact, comparisons, tool), subject.space)
+    return fault and f"branches: {fault}"
 
 
 STAGES: tuple[Callable[[Mutant], str], ...] = (_on_host, _sanitized)
@@ -179,8 +202,8 @@ def _built(mutant: Mutant, compiler: str, rendered: Rendered, include: Path) -> 
     return built
 
 
-def _build_unmutated(subject: Subject) -> Artifact:
-    built = _compiler("host", include_dir()).build([BuildRequest(subject.render(), "host")])[0]
+def _build_unmutated(subject: Subject, compiler: str = "host") -> Artifact:
+    built = _compiler(compiler, include_dir()).build([BuildRequest(subject.render(), "host")])[0]
     assert isinstance(built, Artifact), built
     return built
 
@@ -223,12 +246,23 @@ def _passing(subject: Subject, stretch: Stretch) -> Runner:
     return _unmutated(subject).runner
 
 
-def _certify(runner: Runner, mutant: Mutant, artifact: Artifact, stretch: Stretch | None) -> str:
-    return _trial(runner, mutant.subject, artifact, mutant.plan, stretch)
+def _certify(
+    runner: Runner,
+    mutant: Mutant,
+    artifact: Artifact,
+    stretch: Stretch | None,
+    comparisons: Path | None = None,
+) -> str:
+    return _trial(runner, mutant.subject, artifact, mutant.plan, stretch, comparisons)
 
 
 def _trial(
-    runner: Runner, subject: Subject, artifact: Artifact, plan: str, stretch: Stretch | None
+    runner: Runner,
+    subject: Subject,
+    artifact: Artifact,
+    plan: str,
+    stretch: Stretch | None,
+    comparisons: Path | None = None,
 ) -> str:
     """The host run of a certificate, or a stretch of it, made in the same way as by kgen."""
     name = "host-asan" if artifact.kind == "exe" else "host"
@@ -242,6 +276,7 @@ def _trial(
         orders=dict(RUNS)[name],
         seeds=SEEDS,
         part=stretch,
+        comparisons=str(comparisons or ""),
     )
     try:
         with patch.object(check, "places_of", _places):

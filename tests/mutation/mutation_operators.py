@@ -19,6 +19,7 @@ class Mechanism(StrEnum):
     ASAN = "AddressSanitizer"
     CRASH = "crash"
     HANG = "hang"
+    UNTESTED = "untested branch"
 
 
 class Fate(StrEnum):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kgen.assets import include_dir
+from kgen.build.comparisons import line_finder
 from kgen.runtime import host
 from kgen.runtime.host import HostFunction, HostModule
 
@@ -21,6 +22,11 @@ KERNELS = Path(__file__).resolve().parent / "host_kernels"
 CXX = os.environ.get("CXX", "g++")
 
 needs_cxx = pytest.mark.skipif(shutil.which(CXX) is None, reason=f"no C++ compiler {CXX}")
+
+needs_line_finder = pytest.mark.skipif(
+    shutil.which(CXX) is None or not line_finder(CXX),
+    reason=f"no comparisons are watched without g++ and addr2line; the compiler is {CXX}",
+)
 
 
 def run_command(command: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from host_builds import needs_cxx
+from host_builds import needs_cxx, needs_line_finder
 from processes import is_running
 
 from kgen.assets import include_dir
@@ -26,6 +26,7 @@ from kgen.model.artifact import Rendered
 from kgen.model.digest import digest_of_text
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
+from kgen.model.space import Variant
 from kgen.trial import HostRunner, HostRunResult, host_runs, jobs_beside
 from kgen.trial.host_parts import PartEnd
 from kgen.worker import Candidate, Setup, Trial, TrialOutcome
@@ -55,14 +56,16 @@ def source(*faults: str) -> Rendered:
     return replace(rendered, source=text, digest=digest_of_text(text))
 
 
-def start(runner: HostRunner, rendered: Rendered) -> Future[HostRunResult]:
-    assert VARIANT.safe is not None
-    return runner.start(rendered, VARIANT, VARIANT.safe, "forward", PROBLEM)
+def start(
+    runner: HostRunner, rendered: Rendered, variant: Variant = VARIANT
+) -> Future[HostRunResult]:
+    assert variant.safe is not None
+    return runner.start(rendered, variant, variant.safe, "forward", PROBLEM)
 
 
-def host_run(rendered: Rendered, jobs: int) -> HostRunResult:
+def host_run(rendered: Rendered, jobs: int, variant: Variant = VARIANT) -> HostRunResult:
     with HostRunner(SETUP, include_dir(), jobs) as runner:
-        result = start(runner, rendered).result()
+        result = start(runner, rendered, variant).result()
         assert len(runner._workers) == jobs
         return result
 
@@ -93,6 +96,39 @@ def test_the_fault_is_that_of_one_process(faults: list[str], told: str) -> None:
     alone = host_run(rendered, 1)
     assert told in alone.fault
     assert without_addresses(host_run(rendered, JOBS)) == without_addresses(alone)
+
+
+@needs_line_finder
+@pytest.mark.parametrize("jobs", [1, JOBS])
+def test_an_untested_branch_is_a_fault(jobs: int) -> None:
+    fault = host_run(source("if (M > 20000) y[0] = 7.0f;"), jobs).fault
+    assert "same result in every launch" in fault
+    assert re.search(r"line \d+: if \(M > 20000\)\n", fault), fault
+    assert f"say why at {VARIANT.where}: `untested: " in fault
+
+
+@needs_line_finder
+def test_a_variant_may_name_conditions_that_need_no_test() -> None:
+    rendered = source("if (M > 20000) y[0] = 7.0f;", "if (M % 96 == 95) y[0] = 7.0f;")
+    named = replace(VARIANT, untested=(("M>20000", "no model has as many rows"),))
+    fault = host_run(rendered, 1, named).fault
+    assert "20000" not in fault
+    assert "M % 96 == 95" in fault
+    both = replace(named, untested=(*named.untested, ("M % 96 == 95", "nor these")))
+    assert host_run(rendered, 1, both).fault == ""
+
+
+@needs_line_finder
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "if (rstd == nullptr && w == nullptr && blockIdx.x == 0) y[0] = y[0];",  # options
+        "for (kgen::i64 i = blockIdx.x; i < M; ++i) if (i >= M) y[0] = 7.0f;",  # an index's bound
+        "if (threadIdx.x < 32 && threadIdx.x >= 4096) y[0] = 7.0f;",  # what the config fixes
+    ],
+)
+def test_conditions_that_no_call_can_change_are_no_fault(statement: str) -> None:
+    assert host_run(source(statement), 1).fault == ""
 
 
 def test_a_part_that_hangs_is_missing_and_a_fault_beside_it_is_told(

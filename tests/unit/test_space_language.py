@@ -279,6 +279,8 @@ def test_mistakes_in_rules(tmp_path: Path, entries: str, message: str) -> None:
         ),
         ("nondeterministic: ''\n", "say why launches on the same inputs may differ"),
         ("keeps_state: ''\n", "say why kernels may keep something between launches"),
+        ("untested: {'row < M': ''}\n", "say why nothing need test what depends on `row < M`"),
+        ("untested: [row]\n", "a mapping .* is expected here"),
         ("steady: {K: 64}\n", "'K' is no dim\n  known: M, N"),
         ("steady: {M: 2 * stages}\n", "unknown name 'stages'"),
         ("params: {threads: [128, null]}\n", "a choice may not be empty or null"),
@@ -303,11 +305,13 @@ nondeterministic: >-
   Sums are added in the order
   in which blocks end.
 keeps_state: A counter that each launch clears.
+untested: {"row < M": There is a block for each row.}
 """
     variant = example(load(tmp_path, with_variant(entries)))
     assert [(dim, extent.text) for dim, extent in variant.steady] == [("M", "2 * threads")]
     assert variant.nondeterministic == "Sums are added in the order in which blocks end."
     assert variant.keeps_state == "A counter that each launch clears."
+    assert variant.untested == (("row < M", "There is a block for each row."),)
 
 
 def test_extents_with_commas(tmp_path: Path) -> None:

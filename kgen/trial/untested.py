@@ -1,0 +1,160 @@
+"""Finds conditions of a kernel that no launch of its host run met, so that nothing tested them.
+
+A kernel that is wrong only in rare calls has a condition for them, and certificates cannot have an
+input set for every rare call. They can see, though, that a condition was never met. Many conditions
+are rightly so: `threadIdx.x < 32 && n < N` where N is a multiple of 32, or a parameter that the
+problem fixes. These do not depend on the values and extents of a call, so their operands have the
+same ranges in every call. Nor can `row < M` be false if a plan has a block for each row: then the
+largest row is one less than M in every call. A branch is untested if its comparison had one outcome
+in all calls, although the ranges of its operands differ between calls, and it is no such bound.
+
+Only comparisons of numbers in the kernel's own source count: not those of pointers, which ask for
+an optional tensor, and not those in the device library's headers.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kgen.errors import VerifyError
+from kgen.model.artifact import Artifact
+from kgen.model.space import Variant
+from kgen.model.spread_source import Piece, pieces, source_of
+from kgen.runtime.cache import read_file
+
+# Equal to `Comparison` in kgen/host/comparisons.cpp: the place, the least and largest values of
+# both operands, the outcomes, whether the ranges vary, and whether it is no bound of an index.
+_COMPARISON = struct.Struct("=Q4dIHH")
+_EQUAL, _NUMBERS = 2, 7  # the bits of equality, and of all outcomes without NaN
+_TEMPLATE = re.compile(r"<[\w:\s,*&]*>(?=\s*[({:])")
+_OPERATOR = re.compile(r"[=!]=|(?<![-<>])[<>]=?(?![<>])")
+
+
+@dataclass(frozen=True, slots=True)
+class UntestedBranch:
+    """A condition that was always true, or always false.
+
+    Attributes:
+        line: The line of the kernel's source.
+        text: The statement, or the parentheses of `if`, `for` or `while` with their keyword.
+    """
+
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.text}"
+
+
+def untested_branches(
+    executable: Artifact, comparisons: Path, line_finder: str
+) -> tuple[UntestedBranch, ...]:
+    """The untested branches of a kernel, in the order of their lines.
+
+    Args:
+        executable: The sanitized build that ran.
+        comparisons: The file that its launches left behind; see `run_job`.
+        line_finder: Path of addr2line.
+    Raises:
+        VerifyError: If addr2line fails.
+    """
+    source = source_of(read_file(executable.path))
+    if not source or not comparisons.exists():  # another compiler, or no launch
+        return ()
+    outcomes = {
+        place: seen
+        for place, *_, seen, varies, is_no_bound in _COMPARISON.iter_unpack(
+            comparisons.read_bytes()
+        )
+        if varies and is_no_bound
+    }
+    spread_lines = pieces(source)
+    found = {
+        line
+        for place, line in _lines(executable, outcomes, line_finder)
+        if _is_one_sided(outcomes[place], _operators(spread_lines, line))
+    }
+    branches = (
+        UntestedBranch(spread_lines[line - 1].line, _statement(spread_lines, line))
+        for line in sorted(found)
+    )
+    return tuple(dict.fromkeys(branches))
+
+
+def untested_fault(branches: Sequence[UntestedBranch], variant: Variant) -> str:
+    """Why untested branches refuse a kernel; empty if it has none that its variant does not name.
+
+    Args:
+        branches: The untested branches of the kernel.
+        variant: Its variant.
+    """
+    named = ["".join(condition.split()) for condition, _ in variant.untested]
+    unnamed = [
+        str(one)
+        for one in branches
+        if not any(condition in "".join(one.text.split()) for condition in named)
+    ]
+    if not unnamed:
+        return ""
+    listed = "\n    ".join(unnamed)
+    return (
+        "a condition depends on the inputs, but had the same result in every launch of the host "
+        f"run, so nothing tested its other side:\n    {listed}\n"
+        "  next: remove the condition; or give the operator inputs that meet it (`cases`); or, if "
+        f"no call can, say why at {variant.where}: `untested: {{\"CONDITION\": WHY}}`"
+    )
+
+
+def _is_one_sided(outcomes: int, operators: Sequence[str]) -> bool:
+    """Whether a comparison with these outcomes was always true or always false."""
+    if operators and all(operator in ("==", "!=") for operator in operators):
+        return not outcomes & _EQUAL or outcomes == _EQUAL
+    return (outcomes & _NUMBERS).bit_count() < 2  # beside NaN, all numbers were on one side
+
+
+def _statement(spread_lines: Sequence[Piece], line: int) -> str:
+    start = spread_lines[line - 1].statement
+    texts = [piece.text for piece in spread_lines[start - 1:] if piece.statement == start]
+    return " ".join("".join(texts).split())
+
+
+def _operators(spread_lines: Sequence[Piece], line: int) -> list[str]:
+    """The comparison operators of a line of the spread source.
+
+    A comparison may have the line in which its statement or its left operand begins; then those of
+    the rest of the statement.
+    """
+    statement, own = spread_lines[line - 1].statement, True
+    found: list[str] = []
+    for piece in spread_lines[line - 1:]:
+        if piece.statement != statement or (found and own):
+            break
+        found += _OPERATOR.findall(_TEMPLATE.sub("", piece.text))
+        own = own and bool(found)
+    return found
+
+
+def _lines(
+    executable: Artifact, places: Iterable[int], line_finder: str
+) -> Iterator[tuple[int, int]]:
+    """For each place of a comparison in the kernel's own source, its line of the spread source."""
+    wanted = list(places)
+    if not wanted:
+        return
+    # A place is behind the call; one byte before it belongs to the call.
+    command = [line_finder, "--exe", executable.path, *(hex(place - 1) for place in wanted)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise VerifyError(f"{line_finder}: {error}") from None
+    if done.returncode != 0:
+        raise VerifyError(f"{line_finder}: exit status {done.returncode}: {done.stderr.strip()}")
+    for place, text in zip(wanted, done.stdout.splitlines(), strict=True):
+        file, _, line = text.partition(" ")[0].rpartition(":")
+        if Path(file).name == f"{executable.key}.cu" and line.isdigit():
+            yield place, int(line)
