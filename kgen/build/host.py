@@ -23,7 +23,7 @@ from kgen.build.limits import CompileLimits
 from kgen.build.ninja import Command, Done, Ninja
 from kgen.errors import StorageError, ToolchainError
 from kgen.model.digest import digest_of_text
-from kgen.model.spread_source import in_source, watched, with_source
+from kgen.model.spread_source import SPREAD, in_source, watched, with_source
 from kgen.runtime.cache import Cache, CacheError
 from kgen.runtime.host import (
     compile_module_command,
@@ -81,7 +81,8 @@ class HostCompiler(CachingCompiler):
 
     def identity(self, arch: str) -> str:
         """See `Compiler`."""
-        return f"{self.name} {self._version} {self._runtime_key()} " + " ".join(
+        spread = SPREAD if self._watches else ""
+        return f"{self.name} {self._version} {self._runtime_key()} {spread} " + " ".join(
             self._module_command("s", "i", "r", "o")[1:])
 
     def _compile(self, units: Sequence[Unit], jobs: int) -> list[Compiled | Failed]:

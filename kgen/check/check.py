@@ -143,7 +143,9 @@ def verify(
                 continue
             if admits is not None and not admits(guard_numbers(fixture, made), made.tensors):
                 results.append(left_aside)
-                if level != "trial" and not case.only:
+                if level == "host" and steady and case == schedule.steady(steady, constants):
+                    queue.appendleft((place, schedule.steady(steady, constants, whole=True)))
+                elif level != "trial" and not case.only:
                     queue.extendleft((place, one) for one in one_by_one(case, fixture.pass_))
                 continue
             scratch = workspaces(made.problem)

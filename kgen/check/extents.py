@@ -37,6 +37,7 @@ from kgen.check.sizes import (
     TILES_REPEATS,
     WHOLE_HEADS,
     WHOLE_TILES,
+    WHOLE_VECTORS,
     WIDE,
 )
 
@@ -346,13 +347,18 @@ class Extents(SetLimits):
                     break
                 extent //= 2
 
-    def steady(self, steady: Sequence[tuple[str, int]], constants: Collection[str]) -> Dims:
-        """The extents of the set that reaches the kernel's steady state.
+    def steady(
+        self, steady: Sequence[tuple[str, int]], constants: Collection[str], whole: bool
+    ) -> Dims:
+        """The extents of the set that reaches the kernel's steady state; see `Schedule.steady`.
 
         Extents that would be too much work for a CPU are shortened; the host's certificate then
         does not reach the steady state.
         """
-        dims = {**self.smallest_extents(constants), **dict(steady)}
+        dims = self.smallest_extents(constants)
+        for name in dims if whole else ():
+            dims[name] = dims[name] if self.repeats(name) else max(dims[name], WHOLE_VECTORS)
+        dims |= dict(steady)
         while (
             self.bytes(dims) > STEADY_BYTES
             or self.operator.cost(self.pass_.name, self.problem_with(dims)).flops > STEADY_FLOPS

@@ -154,7 +154,7 @@ class Schedule:
         extents = self.extents
         always = [
             _fresh(extents.reduced(QUICK, self.sizes.quick, constants), seed),
-            *self._steady(steady, constants),
+            *([self.steady(steady, constants)] if steady else ()),
         ]
         others = [
             *map(self._ordinary, extents.ragged(constants)),
@@ -189,13 +189,20 @@ class Schedule:
             for i in range(draws)
         ]
 
-    def _steady(
-        self, steady: Sequence[tuple[str, int]], constants: Collection[str]
-    ) -> Iterator[Case]:
-        if steady:
-            dims = self.extents.steady(steady, constants)
-            shortened = tuple((name, extent) for name, extent in steady if extent != dims[name])
-            yield replace(self._ordinary(dims), shortened=shortened)
+    def steady(
+        self, steady: Sequence[tuple[str, int]], constants: Collection[str], whole: bool = False
+    ) -> Case:
+        """The set that reaches a kernel's steady state.
+
+        Args:
+            steady: (dim, extent) pairs to reach.
+            constants: Dims that are compile-time constants of the kernel.
+            whole: Whether the other dims are whole vectors, for kernels that take no others; else
+                they are as small as possible.
+        """
+        dims = self.extents.steady(steady, constants, whole)
+        shortened = tuple((name, extent) for name, extent in steady if extent != dims[name])
+        return replace(self._ordinary(dims), shortened=shortened)
 
     def _hard(self, constants: Collection[str]) -> list[Case]:
         """The operator's own cases, other layouts, other scalars and the hard values of this

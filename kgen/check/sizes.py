@@ -40,6 +40,8 @@ SERIAL_WORK = 16
 STEADY_BYTES = 2**24
 STEADY_FLOPS = 2**29
 """Limits of the set that reaches a kernel's steady state, on the host layer."""
+WHOLE_VECTORS = 32
+"""A multiple of the elements of any vector access."""
 RAGGED = (0, 1, 2, 63, 64, 65)
 """64 is included: at a whole number of tiles, a loop may run one iteration too many."""
 

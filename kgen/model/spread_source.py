@@ -1,8 +1,10 @@
 """CUDA sources in which each condition has a line of its own.
 
 A compiler's debug information tells the line of a comparison, and a line may have several. So a
-source is spread before it is compiled to watch its comparisons. The source itself travels inside
-the executable, as a zip archive behind its code: such a file is both an executable and an archive.
+source is spread before it is compiled to watch its comparisons. GCC gives the first operand of
+`if (a && b)` the line of `if`, and the others those of `&&`: lines begin there. The source itself
+travels inside the executable, as a zip archive behind its code: such a file is both an executable
+and an archive.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ import re
 import zipfile
 from dataclasses import dataclass
 
+SPREAD = "spread 1"
+"""Version of `watched`, for keys of builds."""
+
 _SOURCE = "source.cu"
 _DIRECTIVE = r"(?m:^[ \t]*\#(?:[^\\\n]|\\\n|\\.)*)"
 _TEXTS = r'//[^\n]*|/\*.*?\*/|R"(?P<end>\w*)\(.*?\)(?P=end)"|"(?:\\.|[^"\\\n])*"' \
          r"|\d[\w'.]*|'(?:\\.|[^'\\\n])*'"  # fmt: skip
 _CONTROL = re.compile(r"\b(if|for|while|switch)\s*(constexpr\s*)?\($")
 _TOKEN = re.compile(
-    rf"(?P<whole>{_DIRECTIVE}|{_TEXTS}|::)|(?P<last>&&|\|\||[?:;{{}}(),])|.", re.DOTALL
+    rf"(?P<whole>{_DIRECTIVE}|{_TEXTS}|::)|(?P<first>&&|\|\|)|(?P<last>[?:;{{}}(),])|.", re.DOTALL
 )
 _INLINE = re.compile(
     rf"(?P<whole>{_DIRECTIVE}|{_TEXTS})|\b(?:KGEN_DEVICE|inline|__forceinline__)\b", re.DOTALL
@@ -64,8 +69,12 @@ def pieces(source: str) -> list[Piece]:
         if ended and not token[0].isspace():
             start, ended = len(found) + 1, False
         mark = token["last"]
+        if token["first"]:
+            found.append(Piece(text, begins, start))
+            text, begins = "", line
         if mark == "(":
             is_control.append(_CONTROL.search(text + "(") is not None)
+            mark = None if is_control[-1] else mark
         ended = ended or mark in (";", "{", "}")
         if mark == ")" and is_control:
             ended = is_control.pop() or ended

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 import struct
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,10 +75,12 @@ def untested_branches(
         if varies and is_no_bound
     }
     spread_lines = pieces(source)
+    sites = list(_lines(executable, outcomes, line_finder))
+    lines = Counter(line for _, line in sites)
     found = {
         line
-        for place, line in _lines(executable, outcomes, line_finder)
-        if _is_one_sided(outcomes[place], _operators(spread_lines, line))
+        for place, line in sites
+        if _is_one_sided(outcomes[place], _operators(spread_lines, line, lines))
     }
     branches = (
         UntestedBranch(spread_lines[line - 1].line, _statement(spread_lines, line))
@@ -123,20 +126,30 @@ def _statement(spread_lines: Sequence[Piece], line: int) -> str:
     return " ".join("".join(texts).split())
 
 
-def _operators(spread_lines: Sequence[Piece], line: int) -> list[str]:
-    """The comparison operators of a line of the spread source.
+def _operators(spread_lines: Sequence[Piece], line: int, lines: Counter[int]) -> list[str]:
+    """The comparison operators that a comparison with a line of the spread source may have.
 
-    A comparison may have the line in which its statement or its left operand begins; then those of
-    the rest of the statement.
+    It may have the line in which its statement begins, or in `a && b ? x : y` that of another
+    operand. So if a line has more comparisons than operators, they may have those of its
+    statement's lines that have no comparison.
+
+    Args:
+        spread_lines: The spread source.
+        line: The line of the comparison.
+        lines: The number of comparisons of each line.
     """
-    statement, own = spread_lines[line - 1].statement, True
-    found: list[str] = []
-    for piece in spread_lines[line - 1:]:
-        if piece.statement != statement or (found and own):
-            break
-        found += _OPERATOR.findall(_TEMPLATE.sub("", piece.text))
-        own = own and bool(found)
-    return found
+    operators = _operators_in(spread_lines[line - 1])
+    if lines[line] <= len(operators):
+        return operators
+    statement = spread_lines[line - 1].statement
+    for number, piece in enumerate(spread_lines, 1):
+        if piece.statement == statement and number not in lines:
+            operators += _operators_in(piece)
+    return operators
+
+
+def _operators_in(piece: Piece) -> list[str]:
+    return _OPERATOR.findall(_TEMPLATE.sub("", piece.text))
 
 
 def _lines(
