@@ -24,6 +24,7 @@ from pathlib import Path
 
 from kgen.errors import VerifyError
 from kgen.model.artifact import Artifact
+from kgen.model.source_text import bare_text
 from kgen.model.space import Variant
 from kgen.model.spread_source import Piece, pieces, source_of
 from kgen.runtime.cache import read_file
@@ -123,7 +124,7 @@ def _is_one_sided(outcomes: int, operators: Sequence[str]) -> bool:
 def _statement(spread_lines: Sequence[Piece], line: int) -> str:
     start = spread_lines[line - 1].statement
     texts = [piece.text for piece in spread_lines[start - 1:] if piece.statement == start]
-    return " ".join("".join(texts).split())
+    return " ".join(bare_text("\n".join(texts)).split())
 
 
 def _operators(spread_lines: Sequence[Piece], line: int, lines: Counter[int]) -> list[str]:
