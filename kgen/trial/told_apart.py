@@ -13,15 +13,15 @@ import re
 from kgen.model.artifact import Rendered
 from kgen.model.source_text import bare_text
 
-# Names that are reserved for compilers' macros, except those of the CUDA language; and types and
-# limits whose size differs in a GPU's compiler.
+# Names that are reserved for compilers' macros, except those of the CUDA language; types and limits
+# whose size differs in a GPU's compiler; and the attribute that hides code from the host run.
 _OF_CUDA = (
     "global|device|host|shared|constant|managed|launch_bounds|maxnreg|cluster_dims|block_size"
     "|grid_constant|restrict|forceinline|noinline|inline|inline_hint|align|attribute|volatile|asm"
 )
 _ASKS = re.compile(
     rf"\b(KGEN_HOST|KGEN_ARCH|__(?!(?:{_OF_CUDA})__)[A-Za-z]\w*__|__CUDA_ARCH\w*|__cplusplus"
-    r"|__SANITIZE_\w+|__has_\w+|__func__|(?:long\s+double|double\s+long)|wchar_t"
+    r"|__SANITIZE_\w+|no_sanitize\w*|__has_\w+|__func__|(?:long\s+double|double\s+long)|wchar_t"
     r"|errno|__errno_location|mmap64?|__builtin_(?:ia32|read|malloc|calloc|frame|return)\w*"
     r"|clock64|globaltimer\w*|clock(?=\s*\()"
     r"|_(?:GLIBC|LIBCPP|MSC_|WIN|LP64)\w*|(?:linux|unix|i386))\b"
