@@ -122,7 +122,8 @@ def test_sets_without_room_are_not_launched(
     problem = parse_problem("B=64,H=8,T=4096,E=128,M=128,dtype=bf16", entry.operator.signature)
     trial = SimpleNamespace(
         candidate=SimpleNamespace(variant=variant, config=variant.first[0]), pass_name="forward",
-        problem=problem, level="certify", seeds=None, orders=(), part=None)
+        problem=problem, level="certify", seeds=None, orders=(), part=None,
+        comparisons="")
     monkeypatch.setattr(proof, "verify", lambda *_, **given: given["admits"])
     monkeypatch.setattr(proof, "admission", lambda *_: lambda numbers, tensors: True)
     monkeypatch.setattr(proof, "_sm_count", lambda device: gpu.sm_count)
