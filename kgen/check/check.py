@@ -143,8 +143,10 @@ def verify(
                 continue
             if admits is not None and not admits(guard_numbers(fixture, made), made.tensors):
                 results.append(left_aside)
-                if level == "host" and steady and case == schedule.steady(steady, constants):
-                    queue.appendleft((place, schedule.steady(steady, constants, whole=True)))
+                # A kernel that takes only whole vectors refuses the smallest steady set.
+                wider = schedule.steady(steady, constants, whole=True) if steady else case
+                if case != wider and case == schedule.steady(steady, constants):
+                    queue.appendleft((place, wider))
                 elif level != "trial" and not case.only:
                     queue.extendleft((place, one) for one in one_by_one(case, fixture.pass_))
                 continue

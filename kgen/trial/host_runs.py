@@ -246,7 +246,11 @@ class HostRunner:
                 if host_run.fault or host_run.missing:
                     break
             else:
-                host_run = replace(host_run, fault=self._untested(claim, builds, comparisons))
+                try:
+                    fault = self._untested(claim, builds, comparisons)
+                except VerifyError as problem:
+                    return replace(host_run, missing=f"on the host, comparisons: {problem}")
+                host_run = replace(host_run, fault=fault)
         finally:
             for run in begun.values():
                 if isinstance(run, _Begun):
