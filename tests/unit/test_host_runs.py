@@ -131,6 +131,14 @@ def test_conditions_that_no_call_can_change_are_no_fault(statement: str) -> None
     assert host_run(source(statement), 1).fault == ""
 
 
+@needs_line_finder
+def test_a_line_finder_that_fails_makes_a_missing_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_runs, "line_finder", lambda cxx: "/bin/false")
+    result = host_run(source(), 1)
+    assert result.fault == ""
+    assert "comparisons: /bin/false: exit status 1" in result.missing
+
+
 def test_a_part_that_hangs_is_missing_and_a_fault_beside_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

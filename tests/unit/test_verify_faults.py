@@ -514,3 +514,19 @@ def test_a_gain_that_no_element_shows(dtype: str, gain: float) -> None:
     assert not verdict.ok
     if dtype == "bf16":
         assert "y is off on average" in verdict.reason
+
+
+def test_a_guard_that_refuses_the_smallest_steady_set_gets_whole_vectors() -> None:
+    steady = (("M", 500),)
+    verdict = run(honest, "M=97,N=64,dtype=fp32", "host", constants=(), steady=steady,
+                  admits=lambda _, t: t["x"].shape[1] % 8 == 0)
+    assert verdict.ok, verdict.reason
+    assert "normal M=500 N=1" in verdict.skipped
+    assert "normal M=500 N=32" in verdict.cases
+
+
+def test_a_steady_set_without_other_dims_is_refused_once() -> None:
+    verdict = run(honest, "M=97,N=64,dtype=fp32", "host", constants=("N",), steady=(("M", 500),),
+                  admits=lambda _, t: t["x"].shape[0] != 500)
+    assert verdict.ok, verdict.reason
+    assert verdict.skipped.count("normal M=500") == 1
