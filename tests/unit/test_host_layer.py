@@ -616,6 +616,22 @@ def test_sanitized_endless_loop_is_killed(builds: Builds, tmp_path: Path) -> Non
         run_job(builds.executable("faults"), job, 0.5)
 
 
+def test_a_sanitized_executable_has_a_fixed_address(builds: Builds) -> None:
+    """Elsewhere its addresses may be those of AddressSanitizer's allocator; then it never ends."""
+    executable = builds.executable("faults").read_bytes()
+    assert executable[:4] == b"\x7fELF"
+    assert int.from_bytes(executable[16:18], sys.byteorder) == 2  # ET_EXEC
+
+
+def test_fibers_of_a_sanitized_launch_have_one_stack_each(tmp_path: Path) -> None:
+    """GCC 13 turns on what would give each a second one, unless this option turns it off."""
+    echo = tmp_path / "echo"
+    echo.write_text('#!/bin/sh\necho "$ASAN_OPTIONS" >&2\nexit 1\n')
+    echo.chmod(0o755)
+    with pytest.raises(HostFault, match="detect_stack_use_after_return=0"):
+        run_job(echo, write_job(tmp_path, [], []), RUN_TIMEOUT_S)
+
+
 def test_job_with_unknown_buffer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there are 1 buffers"):
         write_job(tmp_path, [4], [JobLaunch("k", (1,), (1,), 0, [BufferRef(1)])])

@@ -14,13 +14,11 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-extern "C" char __executable_start;  // the linker's name for the address at which the file begins
-
 namespace {
 
 // As in the file, in the machine's byte order; equal to _COMPARISON in kgen/trial/untested.py.
 struct Comparison {
-    uint64_t place;  // address behind the call, in the executable; 0: the entry is free
+    uint64_t place;  // address behind the call; 0: the entry is free
     double least[2], largest[2];  // of either operand, and zero
     uint32_t outcomes;            // bits: 1 less, 2 equal, 4 greater, 8 NaN
     uint16_t varies;              // whether two calls had different ranges
@@ -58,8 +56,7 @@ KGEN_UNCHECKED __attribute__((noinline)) Entry* entry_behind(size_t at, uint64_t
 // Threads race for an entry. They write it only while it grows, so hardly any update is lost.
 template <class Operand>
 KGEN_INLINE void add(const void* caller, Operand a, Operand b) {
-    const uint64_t place = static_cast<uint64_t>(static_cast<const char*>(caller) -
-                                                 &__executable_start);
+    const uint64_t place = reinterpret_cast<uint64_t>(caller);  // the executable is never moved
     const size_t at = place * 0x9E3779B97F4A7C15u >> 50;
     static_assert(kEntries == size_t{1} << (64 - 50), "the hash has as many values");
     Entry* entry = &entries[at];
