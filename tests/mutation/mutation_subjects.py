@@ -104,6 +104,11 @@ SUBJECTS = (
         "M=37,N=388,dtype=fp32", ("kgen/primitives/block.cuh",),
     ),
     Subject(
+        "per_block", "rmsnorm", "row_per_block",
+        {"threads": 64, "vec": 4, "load_cache": "normal", "store_cache": "normal"},
+        f"M=37,N=456,{_ALL_OPTIONS}",
+    ),
+    Subject(
         "smem_tree", "rmsnorm", "row_in_smem",
         {"threads": 64, "vec": 4, "reduction": "tree"},
         "M=37,N=200,dtype=fp32",

@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "f523a0f47e1278eb825c8dca87bb6345"
+HEADERS = "8a4a5f519622bc1506d1c5d95e89c521"
 
 
 def forward_rows_in_registers(file: KernelFile, call: Call) -> Run:
@@ -41,6 +41,26 @@ def forward_rows_in_registers(file: KernelFile, call: Call) -> Run:
         launch(
             stream, grid_x, 1, 1, x, w, residual, y, h, rstd, size_m, x_stride_m, residual_stride_m,
             eps, offset,
+        )
+
+    return run
+
+
+def forward_row_per_block(file: KernelFile, call: Call) -> Run:
+    """Launch the forward row_per_block."""
+    threads = call.threads
+    size_m = call.M
+    x_stride_m = call.x_stride_M
+    residual_stride_m = call.residual_stride_M
+    launch = file.launcher("rmsnorm_forward", "pppqffqpqpp", block=(threads, 1, 1), smem=0)
+
+    def run(
+        stream: int, x: int, w: int, residual: int, y: int, h: int, rstd: int, eps: float,
+        offset: float,
+    ) -> None:
+        launch(
+            stream, size_m, 1, 1, x, w, y, x_stride_m, eps, offset, size_m, residual,
+            residual_stride_m, h, rstd,
         )
 
     return run
@@ -223,6 +243,16 @@ FORWARD_ROWS_IN_REGISTERS_NAMED: dict[str, Callable[[Call], Any]] = {
     "weight_registers": lambda call: call.lane_vectors * call.vec * call.w_itemsize // 4,
 }
 
+FORWARD_ROW_PER_BLOCK_NAMED: dict[str, Callable[[Call], Any]] = {
+    "vec_bytes": lambda call: call.vec * call.itemsize,
+    "lanes_per_row": lambda call: call.threads,
+    "lane_vectors": lambda call: ceil_div(call.N, call.threads * call.vec),
+    "vector_registers": lambda call: (
+        call.vec * (call.itemsize * (2 if call.residual_dtype != 'none' else 1) + call.w_itemsize +
+        4) // 4
+    ),
+}
+
 FORWARD_UNALIGNED_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
     "block_threads": lambda call: call.lanes_per_row * call.groups_per_block,
     "lane_vectors": lambda call: ceil_div(call.N, call.lanes_per_row * call.vec),
@@ -351,6 +381,60 @@ FORWARD = (
             ),
         ),
         bind=forward_rows_in_registers,
+    ),
+    Family(
+        name="row_per_block",
+        template="rmsnorm/forward_row_per_block.cu.jinja",
+        constants=("N",),
+        settings={},
+        parameters=(
+            Parameter("threads", (128, 256, 512, 64, 32, 1024)),
+            Parameter("vec", (8, 4, 2, 1)),
+            Parameter("load_cache", ("normal", "evict_last")),
+            Parameter("store_cache", ("normal", "streaming")),
+        ),
+        first=(
+            (128, 8, "normal", "normal"),
+            (256, 8, "normal", "normal"),
+            (512, 8, "normal", "normal"),
+        ),
+        named=FORWARD_ROW_PER_BLOCK_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.M < 2147483648,
+        ),
+        fits=(
+            lambda call: call.N % call.vec == 0,
+            lambda call: call.vec * call.itemsize <= 16,
+            lambda call: call.lane_vectors * call.vec * call.itemsize <= 128,
+            lambda call: call.vec_bytes in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.x_ptr % call.vec_bytes == 0,
+            lambda call: call.y_ptr % call.vec_bytes == 0,
+            lambda call: max(1, min(call.vec * call.w_itemsize, 16)) in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.w_ptr % max(1, min(call.vec * call.w_itemsize, 16)) == 0,
+            lambda call: call.residual_ptr % call.vec_bytes == 0,
+            lambda call: call.h_ptr % call.vec_bytes == 0,
+            lambda call: call.x_stride_M % call.vec == 0 or call.M <= 1,
+            lambda call: call.residual_stride_M % call.vec == 0 or call.M <= 1,
+        ),
+        suits=(
+            lambda call: 4 * call.N >= 3 * round_up(call.N, call.lanes_per_row * call.vec),
+            lambda call: call.M <= 64 * call.sm_count,
+            lambda call: (
+                call.vec * call.itemsize == 16 or call.N % (2 * call.vec) != 0 or
+                (call.compute_capability == 0 and call.vec == 1)
+            ),
+            lambda call: call.lane_vectors <= 4,
+            lambda call: (
+                call.lane_vectors * call.vector_registers + 24 <= min(255, call.regs_per_sm //
+                call.threads // 8 * 8)
+            ),
+            lambda call: (
+                call.threads <= 128 and call.load_cache == call.store_cache == 'normal' or
+                call.compute_capability > 0
+            ),
+        ),
+        bind=forward_row_per_block,
     ),
     Family(
         name="unaligned_rows",
