@@ -65,7 +65,6 @@ EXCUSES = (
     Excuse("back_two_pass", "tighten bound", "column >= [kN => kN - 1]", _VECTORS),
     Excuse("*", "tighten bound", "[own.vectors_end => own.vectors_end - 1]", _VECTORS),
     Excuse("*", "tighten bound", "[<= => <] kN ||", _SHORTCUT),
-    Excuse("per_block", "tighten bound", "[<= => <] kN ? column_of", _SHORTCUT),
     Excuse("per_block", "tighten bound", "column_of(step) < [kN => kN - 1]", _VECTORS),
     Excuse("*", "loosen bound", "for (; block_row [< => <=] M", _NO_ROW),
     Excuse("*", "loosen bound", "for (; block_row < [M => M + 1]", _NO_ROW),

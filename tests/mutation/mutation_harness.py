@@ -49,6 +49,8 @@ from kgen.trial.untested import untested_branches, untested_fault
 from kgen.worker.messages import Candidate, Setup, Trial
 from kgen.worker.runner import Runner
 
+DAMAGED_TENSOR = "RuntimeError: Unknown device"
+"""PyTorch's message if a mutant wrote over a tensor of its process."""
 TIME_LIMIT_S = 30.0
 # Ends of the stretches of a certificate's input sets; the last stretch has all sets that follow.
 ENDS = (4, 16, 48)
@@ -80,6 +82,7 @@ def mechanism_of(reason: str) -> Mechanism:
         return Mechanism.UNTESTED
     signs = {
         "died of signal": Mechanism.CRASH,
+        DAMAGED_TENSOR: Mechanism.CRASH,
         "did not end": Mechanism.HANG,
         "fault: ": Mechanism.FAULT,
         "wrote past the end of": Mechanism.CANARY,
