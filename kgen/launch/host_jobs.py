@@ -11,9 +11,9 @@ from pathlib import Path
 
 from kgen.runtime.host import Argument, HostFault, StrPath, padded_extents
 
-# No leak detection: the process ends after one job, and the detection fails under ptrace. No detection
-# of returned stack frames, which GCC 13 and newer turn on: each fiber would get a second stack, and a
-# launch with 65 thousand threads would take 0.3 s instead of 6 ms.
+# No leak detection: the process ends after one job, and the detection fails under ptrace. No
+# detection of returned stack frames, which GCC 13 and newer turn on: each fiber would get a second
+# stack, and a launch with 65 thousand threads would take 0.3 s instead of 6 ms.
 _ASAN_OPTIONS = ":".join((
     "detect_leaks=0",
     "detect_stack_use_after_return=0",

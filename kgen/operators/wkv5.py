@@ -8,6 +8,7 @@ _TRAINED = (
     "B=8,T=4096,H=32,K=64,V=64,dtype=bf16",
     "B=8,T=512,H=64,K=64,V=64,dtype=bf16",
 )
+_PACKED = "B=1,N=8,T=8192,H=32,K=64,V=64,dtype=bf16,cu_seqlens_dtype=int32"
 
 OPERATOR = operator(
     name="wkv5",
@@ -18,11 +19,11 @@ OPERATOR = operator(
         "cuda": (
             *_TRAINED, f"B=128,T=1,H=32,K=64,V=64,dtype=bf16,{STATES}",
             "B=1,T=16384,H=32,K=64,V=64,dtype=bf16",
-            f"B=4,T=2048,H=32,K=64,V=64,dtype=bf16,{STATES}",
+            f"B=4,T=2048,H=32,K=64,V=64,dtype=bf16,{STATES}", _PACKED,
         ),
         "cuda backward": (
             *_TRAINED, "B=4,T=2048,H=8,K=256,V=256,dtype=bf16",
-            "B=1,N=8,T=8192,H=32,K=64,V=64,dtype=bf16,cu_seqlens_dtype=int32",
+            _PACKED,
             "B=8,T=4096,H=32,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=raw",
             "B=1,T=16384,H=32,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=raw",
         ),

@@ -145,8 +145,8 @@ def compile_sanitized_command(
         *_SANITIZE_FLAGS,
         f"-I{include_dir}",
         *("-x", "c++", str(source), "-x", "none", str(runtime_object)),
-        # Where Linux randomises addresses by 32 bits (Ubuntu 24.04), a position-independent executable
-        # may begin in the addresses of AddressSanitizer's allocator. One start in five then hangs.
+        # Where Linux randomises addresses by 32 bits, as on Ubuntu 24.04, a position-independent
+        # executable may begin in the addresses of AddressSanitizer's allocator, and then hangs.
         "-no-pie",
         "-rdynamic",  # the runner finds kernels by name
         "-ldl",

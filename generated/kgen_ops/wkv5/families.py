@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "8a4a5f519622bc1506d1c5d95e89c521"
+HEADERS = "808f28a0ec39183cfa1d60307616d4fb"
 
 
 def forward_chunk_halving(file: KernelFile, call: Call) -> Run:
@@ -231,6 +231,67 @@ def forward_warp_specialized_states(file: KernelFile, call: Call) -> Run:
             segment_states.data_ptr(), segment_decays.data_ptr(), y, final_state, size_t, size_h,
             r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
             v_stride_t, v_stride_h, y_stride_b, y_stride_t, y_stride_h, scale,
+        )
+
+    return run
+
+
+def forward_warp_specialized_packed(file: KernelFile, call: Call) -> Run:
+    """Launch the forward warp_specialized_packed."""
+    key_tiles = call.key_tiles
+    state_bytes = call.state_bytes
+    size_h = call.H
+    size_v = call.V
+    slots = call.slots
+    size_n = call.N
+    size_t = call.T
+    segment_steps = call.segment_steps
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    block_warps = call.block_warps
+    smem_bytes = call.smem_bytes
+    pdl = call.pdl
+    head_blocks = call.head_blocks
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    y_stride_b = call.y_stride_B
+    y_stride_t = call.y_stride_T
+    y_stride_h = call.y_stride_H
+    size_k = call.K
+    launch_1 = file.launcher(
+        "wkv_segment_states", "ppppppqqqqqqqqqq", block=(32 * key_tiles, 1, 1), smem=state_bytes,
+    )
+    grid_1_x = slots * size_h * ceil_div(size_v, 64)
+    launch_2 = file.launcher(
+        "wkv_forward", "pppppppppppqqqqqqqqqqqqqqqqf", block=(32 * block_warps, 1, 1),
+        smem=smem_bytes, pdl=(pdl) and (grid_1_x > 0),
+    )
+    grid_2_x = slots * size_h * head_blocks
+    new_segment_states = file.scratch(size_h * slots * size_k * size_v, torch.float32)
+    new_segment_decays = file.scratch(size_h * slots * size_k, torch.float32)
+
+    def run(
+        stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
+        y: int, final_state: int, scale: float,
+    ) -> None:
+        segment_states = new_segment_states()
+        segment_decays = new_segment_decays()
+        launch_1(
+            stream, grid_1_x, 1, 1, k, v, w, cu_seqlens, segment_states.data_ptr(),
+            segment_decays.data_ptr(), size_n, size_t, size_h, segment_steps, k_stride_b,
+            k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens,
+            segment_states.data_ptr(), segment_decays.data_ptr(), y, final_state, size_n, size_t,
+            size_h, segment_steps, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t,
+            k_stride_h, v_stride_b, v_stride_t, v_stride_h, y_stride_b, y_stride_t, y_stride_h,
+            scale,
         )
 
     return run
@@ -1001,6 +1062,50 @@ FORWARD_WARP_SPECIALIZED_STATES_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
 }
 
+FORWARD_WARP_SPECIALIZED_PACKED_NAMED: dict[str, Callable[[Call], Any]] = {
+    "head_blocks": lambda call: ceil_div(call.V, 16 * call.warps),
+    "resident": lambda call: call.min_blocks * max(call.sm_count, 64),
+    "segment_steps": lambda call: (
+        round_up(call.T * call.H * call.head_blocks * 5 // (4 * call.resident) + 1, 32)
+    ),
+    "slots": lambda call: call.T // call.segment_steps + call.N,
+    "key_tiles": lambda call: ceil_div(call.K, 16),
+    "per_step": lambda call: False,
+    "w_step_bytes": lambda call: call.w_itemsize if call.per_step else 0,
+    "state_bytes": lambda call: (
+        1024 * call.state_stages * (call.key_tiles * (1 + call.w_step_bytes // 2) +
+        ceil_div(min(call.V, 64), 16))
+    ),
+    "block_warps": lambda call: call.warps + call.row_warps,
+    "keys_per_part": lambda call: ceil_div(ceil_div(call.K, 16), call.row_warps),
+    "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
+    "input_bytes": lambda call: (
+        32 * (call.stages * (16 if call.warps == 1 else round_up(16 * call.warps, 64)) + 2 *
+        call.row_warps * (2 * call.row + (call.row if call.w_step_bytes < 4 else 2 *
+        round_up(call.K, 32)) * (call.w_step_bytes > 0))) if call.row_copies else 512 * call.stages
+        * (call.warps + call.row_warps * call.keys_per_part * (2 + call.w_step_bytes // 2))
+    ),
+    "row_bytes": lambda call: (
+        call.row * (32 * (1 + call.r_terms) * (call.row_warps + 1) + 4 * (call.row_warps + 2 if
+        call.per_step else 3)) + (60 * call.row + 1024 if call.powers else 0)
+    ),
+    "smem_bytes": lambda call: (
+        max(call.row_bytes + 2048 + call.input_bytes, 4 * (16 * call.K * call.warps + call.K + 4))
+    ),
+    "sequence_heads": lambda call: call.N * call.H,
+    "needed_registers": lambda call: (
+        max(call.K, 148 if call.vec < 8 else 122 if call.compute_capability < 120 else 136)
+    ),
+    "registers": lambda call: (
+        min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
+        8)
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+    "full_rows": lambda call: (
+        call.compute_capability == 90 and 32 < min(call.K, call.V) and (max(call.K, call.V) <= 64)
+    ),
+}
+
 FORWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
     "sequence_heads": lambda call: call.N * call.H,
     "threads": lambda call: call.columns // call.tile * call.split,
@@ -1385,6 +1490,81 @@ FORWARD = (
             lambda call: call.row_copies or call.vec < 8 or (not call.full_rows),
         ),
         bind=forward_warp_specialized_states,
+    ),
+    Family(
+        name="warp_specialized_packed",
+        template="wkv/forward_warp_specialized_packed.cu.jinja",
+        constants=("K", "V"),
+        settings={"per_step": "false"},
+        parameters=(
+            Parameter("warps", (1, 2, 4, 8)),
+            Parameter("row_warps", (1, 2, 4, 8)),
+            Parameter("stages", (4, 2)),
+            Parameter("vec", (8, 4, 2, 1)),
+            Parameter("min_blocks", (1, 2, 3)),
+            Parameter("powers", (False, True), default=False),
+            Parameter("fixed_parts", (False, True), default=False),
+            Parameter("r_terms", (1, 2), default=1),
+            Parameter("row_copies", (False, True), default=False),
+            Parameter("state_stages", (4, 2)),
+            Parameter("pdl", (False, True)),
+        ),
+        first=(
+            (4, 4, 4, 8, 2, False, True, 1, True, 4, False),
+        ),
+        named=FORWARD_WARP_SPECIALIZED_PACKED_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.cu_seqlens_itemsize > 0,
+            lambda call: call.T < 2147483648,
+            lambda call: call.final_state_itemsize == 0 or call.decay_form != 'decay',
+        ),
+        fits=(
+            lambda call: not (call.powers and call.per_step),
+            lambda call: not call.fixed_parts or call.row_warps % call.stages == 0,
+            lambda call: call.K % call.vec == 0,
+            lambda call: call.V % call.vec == 0,
+            lambda call: not call.row_copies or (call.vec == 8 and call.K <= 128),
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: call.needed_registers <= call.registers,
+            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.state_bytes <= call.smem_per_block,
+            lambda call: not call.pdl or call.compute_capability >= 90 or (not call.on_gpu),
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.r_stride_B % call.vec == 0,
+            lambda call: call.r_stride_T % call.vec == 0,
+            lambda call: call.r_stride_H % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.k_stride_H % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.v_stride_H % call.vec == 0,
+            lambda call: call.y_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.y_stride_B % call.vec == 0,
+            lambda call: call.y_stride_T % call.vec == 0,
+            lambda call: call.y_stride_H % call.vec == 0,
+        ),
+        suits=(
+            lambda call: call.T >= 16,
+            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.K >= 8,
+            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
+            lambda call: call.row_warps <= ceil_div(call.K, 16),
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: not call.pdl or call.on_gpu,
+            lambda call: call.N > 1 or not call.on_gpu,
+            lambda call: call.segment_steps >= 128 or not call.on_gpu,
+            lambda call: call.row_copies or call.vec < 8 or (not call.full_rows),
+        ),
+        bind=forward_warp_specialized_packed,
     ),
     Family(
         name="block_per_head",

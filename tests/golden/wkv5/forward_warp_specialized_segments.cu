@@ -49,7 +49,7 @@ struct Shape {
     using Config = ::Config;
     using StateConfig = ::StateConfig;
     using Offset = ::Offset;
-    static constexpr int kSegments = 8;  // of T
+    using Cut = kgen::wkv::EqualSegments<8, 8 - 1, 32>;  // of T; summed up; steps of a chunk
     static constexpr bool kPdl = false;           // programmatic dependent launch
     static constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 };
@@ -71,7 +71,7 @@ wkv_segment_states(const Value* __restrict__ k,            // [B, T, H, K]
                    float* __restrict__ segment_decays,     // [N * H, segments - 1, K]
                    i64 T, i64 H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H, i64 v_stride_B,
                    i64 v_stride_T, i64 v_stride_H) {
-    Forward::sum_segment(T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
+    Forward::sum_segment({}, T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
                 {v, v_stride_B, v_stride_T, v_stride_H},
                 kgen::wkv::same_at_every_step(w, Config::kK),
                 segment_states, segment_decays);
@@ -93,7 +93,7 @@ wkv_forward(const Value* __restrict__ r,               // [B, T, H, K]
             i64 T, i64 H, i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B,
             i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
             i64 y_stride_B, i64 y_stride_T, i64 y_stride_H, float scale) {
-    Forward::forward(T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
+    Forward::forward({}, T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
             {k, k_stride_B, k_stride_T, k_stride_H}, {v, v_stride_B, v_stride_T, v_stride_H},
             kgen::wkv::same_at_every_step(w, Config::kK),
             u, initial_state, segment_states, segment_decays,

@@ -51,7 +51,7 @@ struct Shape {
     using Config = ::Config;
     using StateConfig = ::StateConfig;
     using Offset = ::Offset;
-    static constexpr int kSegments = 2;  // of T
+    using Cut = kgen::wkv::EqualSegments<2, 2, 32>;  // of T; summed up; steps of a chunk
     static constexpr bool kPdl = false;           // programmatic dependent launch
     static constexpr bool kInitialState = kgen::kPresent<float>;
 };
@@ -73,7 +73,7 @@ wkv_segment_states(const Value* __restrict__ k,            // [B, T, H, K]
                    float* __restrict__ segment_decays,     // [N * H, segments, K]
                    i64 T, i64 H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H, i64 v_stride_B,
                    i64 v_stride_T, i64 v_stride_H, i64 w_stride_B, i64 w_stride_T, i64 w_stride_H) {
-    Forward::sum_segment(T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
+    Forward::sum_segment({}, T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
                 {v, v_stride_B, v_stride_T, v_stride_H},
                 {w, w_stride_B, w_stride_T, w_stride_H},
                 segment_states, segment_decays);
@@ -97,7 +97,7 @@ wkv_forward(const Value* __restrict__ r,               // [B, T, H, K]
             i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
             i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
             i64 y_stride_B, i64 y_stride_T, i64 y_stride_H, float scale) {
-    Forward::forward(T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
+    Forward::forward({}, T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
             {k, k_stride_B, k_stride_T, k_stride_H}, {v, v_stride_B, v_stride_T, v_stride_H},
             {w, w_stride_B, w_stride_T, w_stride_H},
             u, initial_state, segment_states, segment_decays,

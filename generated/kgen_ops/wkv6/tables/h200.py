@@ -2934,7 +2934,7 @@ BACKWARD = (
         dims=(1, 1, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="d74192f23df8",
+        kernel="741a0d5a4b53",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=4)"
@@ -2949,7 +2949,7 @@ BACKWARD = (
         dims=(1, 1, 8192, 24, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="19a145c6daf4",
+        kernel="7dfdfac50913",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=5)"
@@ -2964,7 +2964,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="ccab189912c3",
+        kernel="6136a6b30362",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, segments=8)"
@@ -3134,7 +3134,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="75c5abf453ee",
+        kernel="f67dd8acd6ef",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3150,7 +3150,7 @@ FORWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="bd962fa01c0c",
+        kernel="1dbb564cd093",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3178,7 +3178,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="1a0c7c301a3c",
+        kernel="a5766409f040",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, fixed_parts=true, "
@@ -3194,7 +3194,7 @@ FORWARD = (
         dims=(1, 1, 4096, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="f2ae714d5c9c",
+        kernel="741ff151e40a",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3210,7 +3210,7 @@ FORWARD = (
         dims=(1, 1, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="8faf4ee2ef76",
+        kernel="a2cf3b1cd29b",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -3225,7 +3225,7 @@ FORWARD = (
         dims=(1, 1, 8192, 24, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="2421f570c5fb",
+        kernel="e1e669bd0238",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3257,7 +3257,7 @@ FORWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="f319fcb32d52",
+        kernel="c42e7a5287e2",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3297,7 +3297,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="45cbdab49054",
+        kernel="8b5b45075cd8",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"

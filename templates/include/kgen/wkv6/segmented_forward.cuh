@@ -7,15 +7,16 @@
 //
 // A Shape has
 //     Config, StateConfig     of SpecializedLoop and of SegmentStates; Config::kFinalState: whether there is a final
-//                             state, and the first kernel sums up all segments, else all but the last
+//                             state, and the first kernel sums up all segments of a sequence, else all but the last
 //     Offset                  element of cu_seqlens; none: a batch row is a sequence
-//     kSegments               of T
+//     Cut                     of sequences into segments: wkv::EqualSegments or wkv::PackedSegments
 //     kPdl                    programmatic dependent launch of the second kernel
 //     kInitialState           whether there may be an initial state
 #pragma once
 
 #include "kgen/primitives/pdl.cuh"
 #include "kgen/primitives/registers.cuh"
+#include "kgen/wkv/packed_segments.cuh"
 #include "kgen/wkv/segment_block.cuh"
 #include "kgen/wkv6/segment_states.cuh"
 #include "kgen/wkv6/specialized_loop.cuh"
@@ -27,22 +28,18 @@ struct SegmentedForward {
     using Config = typename Shape::Config;
     using StateConfig = typename Shape::StateConfig;
     using Offset = typename Shape::Offset;
+    using Cut = typename Shape::Cut;
     using W = typename Config::W;
     using U = typename Config::U;
     using States = SegmentStates<StateConfig>;
     using Loop = SpecializedLoop<Config>;
     template <class T>
     using Rows = wkv::Rows<T>;
-    static constexpr int kV = Config::kV, kSegments = Shape::kSegments;
-    static constexpr int kSums = kSegments - (Config::kFinalState ? 0 : 1);  // segments that the first kernel sums up
+    static constexpr int kV = Config::kV;
     static constexpr int kStateBlocks = ceil_div(kV, StateConfig::kColumns);
     static constexpr int kValueBlocks = ceil_div(kV, Loop::kColumns);
     static constexpr i64 kStateSize = i64{Config::kK} * kV;
     static_assert(Config::kK % Config::kVec == 0 && kV % Config::kVec == 0, "copies must end with a row");
-
-    // The place of a block in a launch with `Launched` segments per head and `Columns` blocks of value features.
-    template <int Launched, int Columns>
-    using SegmentBlock = wkv::SegmentBlock<kSegments, Launched, Columns, States::kChunk>;
 
     // The state before the steps that a block computes one by one: the initial state of the sequence, or the state that
     // earlier steps left in shared memory.
@@ -64,44 +61,49 @@ struct SegmentedForward {
         }
     };
 
-    // The place in workspaces of a block's segment.
-    template <class Block>
-    static KGEN_DEVICE i64 place_of(const Block& block) {
-        return block.head * kSums + block.segment;
-    }
-
     // One block computes what a segment adds to the state, for up to 64 value features of a head.
-    static KGEN_DEVICE void sum_segment(i64 T, i64 H, const Offset* cu_seqlens, Rows<const bf16> k, Rows<const bf16> v,
-                                        Rows<const W> w, float* segment_states, float* segment_decays) {
+    static KGEN_DEVICE void sum_segment(const Cut& cut, i64 T, i64 H, const Offset* cu_seqlens, Rows<const bf16> k,
+                                        Rows<const bf16> v, Rows<const W> w, float* segment_states,
+                                        float* segment_decays) {
         if constexpr (Shape::kPdl) griddepcontrol_launch_dependents();
-        const SegmentBlock<kSums, kStateBlocks> block(blockIdx.x);
+        const auto block = cut.template sum_block<kStateBlocks>(static_cast<int>(blockIdx.x));
         const i64 h = block.head % H;
         const int value = block.columns * StateConfig::kColumns;
-        const wkv::Span span = block.own(wkv::span_of(cu_seqlens, block.head / H, T));
+        const wkv::Span sequence = wkv::span_of(cu_seqlens, block.head / H, T);
+        if constexpr (Cut::kLeavesOut)
+            if (!is_read(cut, block, sequence)) return;
+        const wkv::Span span = block.own(sequence);
         auto v_steps = wkv::step_pointer(v, span, h);
         v_steps.first += value;
+        const i64 place = cut.first_place(block) + block.segment;
         const States states{wkv::step_pointer(k, span, h), v_steps, wkv::step_pointer(w, span, h), span.steps,
                             min(kV - value, StateConfig::kColumns),
-                            segment_states + place_of(block) * kStateSize + value,
-                            block.columns == 0 ? segment_decays + place_of(block) * Config::kK : nullptr};
+                            segment_states + place * kStateSize + value,
+                            block.columns == 0 ? segment_decays + place * Config::kK : nullptr};
         states();
     }
 
-    // Whether the block's segment is the last one with steps; of a sequence without steps, the last one.
+    // Whether the block's segment is the last one with steps; of a sequence without steps, the one that serves it.
     template <class Block>
-    static KGEN_DEVICE bool ends(const Block& block, const wkv::Span& sequence) {
-        if (block.own(sequence).steps == 0) return sequence.steps == 0 && block.segment == kSegments - 1;
+    static KGEN_DEVICE bool ends(const Cut& cut, const Block& block, const wkv::Span& sequence) {
+        if (block.own(sequence).steps == 0) return sequence.steps == 0 && cut.serves_no_steps(block);
         return block.later(sequence).steps == 0;
     }
 
+    // Whether a block of the second kernel reads what the block's segment adds: later ones, or that of a final state.
+    template <class Block>
+    static KGEN_DEVICE bool is_read(const Cut& cut, const Block& block, const wkv::Span& sequence) {
+        return block.later(sequence).steps > 0 || (Config::kFinalState && ends(cut, block, sequence));
+    }
+
     // One block computes y of a segment, kColumns value features of a head. final_state: null without one.
-    static KGEN_DEVICE void forward(i64 T, i64 H, const Offset* cu_seqlens, const Rows<const bf16>& r,
+    static KGEN_DEVICE void forward(const Cut& cut, i64 T, i64 H, const Offset* cu_seqlens, const Rows<const bf16>& r,
                                     const Rows<const bf16>& k, const Rows<const bf16>& v, const Rows<const W>& w,
                                     const U* u, const float* initial_state, const float* segment_states,
                                     const float* segment_decays, const Rows<bf16>& y, float* final_state,
                                     float scale) {
         // 1. The loop over steps of the block's head, and the state before its segment.
-        using Block = SegmentBlock<kSegments, kValueBlocks>;
+        using Block = decltype(cut.template block<kValueBlocks>(0));
         const auto loop_over = [&](const Block& block, const wkv::Span& span) {
             const i64 h = block.head % H;
             const int value = block.columns * Loop::kColumns;
@@ -109,11 +111,11 @@ struct SegmentedForward {
             if (Shape::kInitialState) states.initial_state = initial_state + block.head * kStateSize + value;
             states.initial_key_stride = kV;
             states.initial_value_stride = 1;
-            states.segment_sums = segment_states + block.head * kSums * kStateSize + value;
-            states.segment_key_sums = segment_decays + block.head * kSums * Config::kK;
+            states.segment_sums = segment_states + cut.first_place(block) * kStateSize + value;
+            states.segment_key_sums = segment_decays + cut.first_place(block) * Config::kK;
             states.segments = block.segment;
             states.segment_stride = kStateSize;
-            if (Config::kFinalState && ends(block, wkv::span_of(cu_seqlens, block.head / H, T))) {
+            if (Config::kFinalState && ends(cut, block, wkv::span_of(cu_seqlens, block.head / H, T))) {
                 states.final_state = final_state + block.head * kStateSize + value;
                 states.final_key_stride = kV;
                 states.final_value_stride = 1;
@@ -132,10 +134,17 @@ struct SegmentedForward {
         const auto wait = [](RecurrenceStates& states) {
             if constexpr (Shape::kPdl) griddepcontrol_wait(states.segment_sums, states.segment_key_sums);
         };
-        const Block block(blockIdx.x);
+        const Block block = cut.template block<kValueBlocks>(static_cast<int>(blockIdx.x));
+        if constexpr (Cut::kLeavesOut) {
+            const wkv::Span all = sequence(block);
+            if (block.own(all).steps == 0 && !(Config::kFinalState && ends(cut, block, all))) {
+                if constexpr (Shape::kPdl) griddepcontrol_wait();
+                return;
+            }
+        }
         loop_over(block, block.own(sequence(block)))(wait, [&] {
             // Computed again, so that it takes no registers during the loop.
-            const Block again(opaque(static_cast<int>(blockIdx.x)));
+            const Block again = cut.template block<kValueBlocks>(opaque(static_cast<int>(blockIdx.x)));
             const Loop own = loop_over(again, again.own(sequence(again)));
             StepStates states{};
             states.initial_state = own.states.initial_state;

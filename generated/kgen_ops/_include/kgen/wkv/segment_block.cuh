@@ -46,4 +46,31 @@ private:
     KGEN_DEVICE i64 begin(i64 steps) const { return min(segment * length(steps), steps); }
 };
 
+// The cut of every sequence into the same number of segments, for kernels that work with other cuts as well
+// (packed_segments.cuh). Sums: number of a sequence's segments, from the first one on, that a first kernel sums up.
+template <int Segments, int Sums, int Chunk>
+struct EqualSegments {
+    static constexpr bool kLeavesOut = false;  // whether blocks without work return
+
+    // The block with an index in a launch of Columns blocks per segment; sum_block: of the first kernel.
+    template <int Columns>
+    KGEN_DEVICE SegmentBlock<Segments, Sums, Columns, Chunk> sum_block(int index) const {
+        return SegmentBlock<Segments, Sums, Columns, Chunk>(index);
+    }
+    template <int Columns>
+    KGEN_DEVICE SegmentBlock<Segments, Segments, Columns, Chunk> block(int index) const {
+        return SegmentBlock<Segments, Segments, Columns, Chunk>(index);
+    }
+    // The place in workspaces of the first segment of a block's sequence and head; its other segments follow.
+    template <class Block>
+    KGEN_DEVICE i64 first_place(const Block& block) const {
+        return block.head * Sums;
+    }
+    // Whether the block serves its sequence if that has no steps.
+    template <class Block>
+    KGEN_DEVICE bool serves_no_steps(const Block& block) const {
+        return block.segment == Segments - 1;
+    }
+};
+
 }  // namespace kgen::wkv

@@ -1,4 +1,4 @@
-// digest: 19a145c6daf4
+// digest: 7dfdfac50913
 // Rendered by kgen from templates/wkv/backward_chunk_halving_segments.cu.jinja
 // config: chunk_halving_segments(copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=5)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw

@@ -1,7 +1,7 @@
-// digest: 1a0c7c301a3c
+// digest: 741ff151e40a
 // Rendered by kgen from templates/wkv/forward_warp_specialized_states.cu.jinja
-// config: warp_specialized_states(warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, fixed_parts=true, row_copies=true, segments=1, state_stages=2, pdl=true)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=fp32, final_state_dtype=fp32, cu_seqlens_dtype=none, decay_form=raw
+// config: warp_specialized_states(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, row_copies=true, segments=4)
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=fp32, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 forward with a final state: forward_warp_specialized with segments of T that run at the same time;
 // bf16.
 //
@@ -34,7 +34,7 @@ struct Inputs {
 struct StateConfig : Inputs {
     static constexpr int kColumns = kgen::min(kV, 64);  // value features of a block
     static constexpr bool kExact = true;
-    static constexpr int kStages = 2;     // chunks of 32 steps in shared memory
+    static constexpr int kStages = 4;     // chunks of 32 steps in shared memory
 };
 
 struct Config : Inputs {
@@ -52,9 +52,9 @@ struct Shape {
     using Config = ::Config;
     using StateConfig = ::StateConfig;
     using Offset = ::Offset;
-    static constexpr int kSegments = 1;  // of T
-    static constexpr bool kPdl = true;           // programmatic dependent launch
-    static constexpr bool kInitialState = kgen::kPresent<float>;
+    using Cut = kgen::wkv::EqualSegments<4, 4, 32>;  // of T; summed up; steps of a chunk
+    static constexpr bool kPdl = false;           // programmatic dependent launch
+    static constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 };
 
 using Forward = kgen::wkv6::SegmentedForward<Shape>;
@@ -74,7 +74,7 @@ wkv_segment_states(const Value* __restrict__ k,            // [B, T, H, K]
                    float* __restrict__ segment_decays,     // [N * H, segments, K]
                    i64 T, i64 H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H, i64 v_stride_B,
                    i64 v_stride_T, i64 v_stride_H, i64 w_stride_B, i64 w_stride_T, i64 w_stride_H) {
-    Forward::sum_segment(T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
+    Forward::sum_segment({}, T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
                 {v, v_stride_B, v_stride_T, v_stride_H},
                 {w, w_stride_B, w_stride_T, w_stride_H},
                 segment_states, segment_decays);
@@ -82,7 +82,7 @@ wkv_segment_states(const Value* __restrict__ k,            // [B, T, H, K]
 
 KGEN_EXPORT(wkv_segment_states);
 
-extern "C" __global__ void __launch_bounds__(Loop::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(Loop::kThreads, 2)
 wkv_forward(const Value* __restrict__ r,               // [B, T, H, K]
             const Value* __restrict__ k,               // [B, T, H, K]
             const Value* __restrict__ v,               // [B, T, H, V]
@@ -98,7 +98,7 @@ wkv_forward(const Value* __restrict__ r,               // [B, T, H, K]
             i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
             i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
             i64 y_stride_B, i64 y_stride_T, i64 y_stride_H, float scale) {
-    Forward::forward(T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
+    Forward::forward({}, T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
             {k, k_stride_B, k_stride_T, k_stride_H}, {v, v_stride_B, v_stride_T, v_stride_H},
             {w, w_stride_B, w_stride_T, w_stride_H},
             u, initial_state, segment_states, segment_decays,
