@@ -25,7 +25,7 @@ OPERATOR = operator(
         ),
         "cuda backward": (
             *_TRAINED, "B=4,T=2048,H=8,K=256,V=256,dtype=bf16",
-            _PACKED,
+            _PACKED, f"{_PACKED},w_dtype=bf16",
             "B=8,T=4096,H=32,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=raw",
             "B=1,T=16384,H=32,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=raw",
         ),

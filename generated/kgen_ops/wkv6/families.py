@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "808f28a0ec39183cfa1d60307616d4fb"
+HEADERS = "34f43c910bb6132abb1b0eb26774ee7b"
 
 
 def forward_chunk_halving(file: KernelFile, call: Call) -> Run:
@@ -260,7 +260,7 @@ def forward_warp_specialized_packed(file: KernelFile, call: Call) -> Run:
     state_bytes = call.state_bytes
     size_h = call.H
     size_v = call.V
-    slots = call.slots
+    segment_slots = call.segment_slots
     size_n = call.N
     size_t = call.T
     segment_steps = call.segment_steps
@@ -287,14 +287,14 @@ def forward_warp_specialized_packed(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher(
         "wkv_segment_states", "ppppppqqqqqqqqqqqqq", block=(32 * key_tiles, 1, 1), smem=state_bytes,
     )
-    grid_1_x = slots * size_h * ceil_div(size_v, 64)
+    grid_1_x = segment_slots * size_h * ceil_div(size_v, 64)
     launch_2 = file.launcher(
         "wkv_forward", "pppppppppppqqqqqqqqqqqqqqqqqqqf", block=(32 * block_warps, 1, 1),
         smem=smem_bytes, pdl=(pdl) and (grid_1_x > 0),
     )
-    grid_2_x = slots * size_h * head_blocks
-    new_segment_states = file.scratch(size_h * slots * size_k * size_v, torch.float32)
-    new_segment_decays = file.scratch(size_h * slots * size_k, torch.float32)
+    grid_2_x = segment_slots * size_h * head_blocks
+    new_segment_states = file.scratch(size_h * segment_slots * size_k * size_v, torch.float32)
+    new_segment_decays = file.scratch(size_h * segment_slots * size_k, torch.float32)
 
     def run(
         stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
@@ -456,8 +456,7 @@ def backward_chunk_halving(file: KernelFile, call: Call) -> Run:
     key_warps = call.key_warps
     row_bytes = call.row_bytes
     stages = call.stages
-    segments = call.segments
-    sequence_heads = call.sequence_heads
+    segment_blocks = call.segment_blocks
     size_n = call.N
     size_t = call.T
     size_h = call.H
@@ -499,15 +498,13 @@ def backward_chunk_halving(file: KernelFile, call: Call) -> Run:
         "wkv_backward_states", "pppppqqqqqqqqqqqq", block=(32 * key_warps, 1, 1),
         smem=32 * stages * row_bytes + 8 * (272 * key_warps + 80),
     )
-    grid_1_x = sequence_heads * segments
     launch_2 = file.launcher(
         "wkv_backward_gradients", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
-        block=(32 * key_warps * groups, 1, 1), smem=smem_bytes, pdl=(pdl) and (grid_1_x > 0),
+        block=(32 * key_warps * groups, 1, 1), smem=smem_bytes, pdl=(pdl) and (segment_blocks > 0),
     )
-    grid_2_x = sequence_heads * segments
     launch_3 = file.launcher(
         "wkv_backward_reduce", "ppqq", block=(512, 1, 1), smem=0,
-        pdl=(pdl) and (grid_1_x > 0 or grid_2_x > 0),
+        pdl=(pdl) and (segment_blocks > 0 or segment_blocks > 0),
     )
     new_states = file.scratch(128 * slots * key_warps * value_blocks, torch.float32)
     new_gu_parts = file.scratch(part_floats, torch.float32)
@@ -520,17 +517,18 @@ def backward_chunk_halving(file: KernelFile, call: Call) -> Run:
         states = new_states()
         gu_parts = new_gu_parts()
         launch_1(
-            stream, grid_1_x, 1, 1, k, v, w, cu_seqlens, states.data_ptr(), size_n, size_t, size_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b,
-            w_stride_t, w_stride_h,
+            stream, segment_blocks, 1, 1, k, v, w, cu_seqlens, states.data_ptr(), size_n, size_t,
+            size_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+            w_stride_b, w_stride_t, w_stride_h,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens, states.data_ptr(),
-            gr, gk, gv, gw, gu_parts.data_ptr(), size_n, size_t, size_h, gy_stride_b, gy_stride_t,
-            gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h,
-            v_stride_b, v_stride_t, v_stride_h, w_stride_b, w_stride_t, w_stride_h, gr_stride_b,
-            gr_stride_t, gr_stride_h, gk_stride_b, gk_stride_t, gk_stride_h, gv_stride_b,
-            gv_stride_t, gv_stride_h, gw_stride_b, gw_stride_t, gw_stride_h, scale,
+            stream, segment_blocks, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens,
+            states.data_ptr(), gr, gk, gv, gw, gu_parts.data_ptr(), size_n, size_t, size_h,
+            gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b,
+            k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b, w_stride_t,
+            w_stride_h, gr_stride_b, gr_stride_t, gr_stride_h, gk_stride_b, gk_stride_t,
+            gk_stride_h, gv_stride_b, gv_stride_t, gv_stride_h, gw_stride_b, gw_stride_t,
+            gw_stride_h, scale,
         )
         launch_3(stream, reduce_blocks, 1, 1, gu_parts.data_ptr(), gu, size_n, size_h)
 
@@ -563,8 +561,7 @@ def backward_chunk_halving_segments(file: KernelFile, call: Call) -> Run:
     w_stride_h = call.w_stride_H
     row_bytes = call.row_bytes
     stages = call.stages
-    segments = call.segments
-    sequence_heads = call.sequence_heads
+    segment_blocks = call.segment_blocks
     groups = call.groups
     smem_bytes = call.smem_bytes
     pdl = call.pdl
@@ -594,16 +591,14 @@ def backward_chunk_halving_segments(file: KernelFile, call: Call) -> Run:
         "wkv_backward_states", "pppppppqqqqqqqqqqqq", block=(32 * key_warps, 1, 1),
         smem=32 * stages * row_bytes + 8 * (272 * key_warps + 80),
     )
-    grid_2_x = sequence_heads * segments
     launch_3 = file.launcher(
         "wkv_backward_gradients", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(32 * key_warps * groups, 1, 1), smem=smem_bytes,
-        pdl=(pdl) and (grid_1_x > 0 or grid_2_x > 0),
+        pdl=(pdl) and (grid_1_x > 0 or segment_blocks > 0),
     )
-    grid_3_x = sequence_heads * segments
     launch_4 = file.launcher(
         "wkv_backward_reduce", "ppqq", block=(512, 1, 1), smem=0,
-        pdl=(pdl) and (grid_1_x > 0 or grid_2_x > 0 or grid_3_x > 0),
+        pdl=(pdl) and (grid_1_x > 0 or segment_blocks > 0 or segment_blocks > 0),
     )
     new_states = file.scratch(128 * slots * key_warps * value_blocks, torch.float32)
     new_gu_parts = file.scratch(part_floats, torch.float32)
@@ -626,13 +621,13 @@ def backward_chunk_halving_segments(file: KernelFile, call: Call) -> Run:
             v_stride_b, v_stride_t, v_stride_h, w_stride_b, w_stride_t, w_stride_h, scale,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, k, v, w, cu_seqlens, segment_sums.data_ptr(),
+            stream, segment_blocks, 1, 1, k, v, w, cu_seqlens, segment_sums.data_ptr(),
             segment_decays.data_ptr(), states.data_ptr(), size_n, size_t, size_h, k_stride_b,
             k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b, w_stride_t,
             w_stride_h,
         )
         launch_3(
-            stream, grid_3_x, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens,
+            stream, segment_blocks, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens,
             segment_sums.data_ptr(), segment_decays.data_ptr(), states.data_ptr(), gr, gk, gv, gw,
             gu_parts.data_ptr(), size_n, size_t, size_h, gy_stride_b, gy_stride_t, gy_stride_h,
             r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
@@ -641,6 +636,113 @@ def backward_chunk_halving_segments(file: KernelFile, call: Call) -> Run:
             gv_stride_h, gw_stride_b, gw_stride_t, gw_stride_h, scale,
         )
         launch_4(stream, reduce_blocks, 1, 1, gu_parts.data_ptr(), gu, size_n, size_h)
+
+    return run
+
+
+def backward_chunk_halving_packed(file: KernelFile, call: Call) -> Run:
+    """Launch the backward chunk_halving_packed."""
+    key_warps = call.key_warps
+    sum_bytes = call.sum_bytes
+    size_v = call.V
+    segment_blocks = call.segment_blocks
+    size_n = call.N
+    size_t = call.T
+    size_h = call.H
+    segment_steps = call.segment_steps
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    row_bytes = call.row_bytes
+    stages = call.stages
+    groups = call.groups
+    smem_bytes = call.smem_bytes
+    pdl = call.pdl
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    gw_stride_b = call.gw_stride_B
+    gw_stride_t = call.gw_stride_T
+    gw_stride_h = call.gw_stride_H
+    reduce_blocks = call.reduce_blocks
+    segment_slots = call.segment_slots
+    slots = call.slots
+    value_blocks = call.value_blocks
+    part_floats = call.part_floats
+    size_k = call.K
+    launch_1 = file.launcher(
+        "wkv_segment_states", "ppppppppqqqqqqqqqqqqqqqqqqqf", block=(32 * key_warps, 1, 1),
+        smem=sum_bytes,
+    )
+    grid_1_x = 2 * segment_blocks * ceil_div(size_v, 64)
+    launch_2 = file.launcher(
+        "wkv_backward_states", "pppppppqqqqqqqqqqqqq", block=(32 * key_warps, 1, 1),
+        smem=32 * stages * row_bytes + 8 * (272 * key_warps + 80),
+    )
+    launch_3 = file.launcher(
+        "wkv_backward_gradients", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(32 * key_warps * groups, 1, 1), smem=smem_bytes,
+        pdl=(pdl) and (grid_1_x > 0 or segment_blocks > 0),
+    )
+    launch_4 = file.launcher(
+        "wkv_backward_reduce", "ppqq", block=(512, 1, 1), smem=0,
+        pdl=(pdl) and (grid_1_x > 0 or segment_blocks > 0 or segment_blocks > 0),
+    )
+    new_states = file.scratch(128 * slots * key_warps * value_blocks, torch.float32)
+    new_gu_parts = file.scratch(part_floats, torch.float32)
+    new_segment_sums = file.scratch(2 * segment_blocks * size_k * size_v, torch.float32)
+    new_segment_decays = file.scratch(2 * segment_blocks * size_k, torch.float32)
+
+    def run(
+        stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gk: int, gv: int, gw: int, gu: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        states = new_states()
+        gu_parts = new_gu_parts()
+        segment_sums = new_segment_sums()
+        segment_decays = new_segment_decays()
+        launch_1(
+            stream, grid_1_x, 1, 1, gy, r, k, v, w, cu_seqlens, segment_sums.data_ptr(),
+            segment_decays.data_ptr(), size_n, size_t, size_h, segment_steps, gy_stride_b,
+            gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t,
+            k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b, w_stride_t, w_stride_h,
+            scale,
+        )
+        launch_2(
+            stream, segment_blocks, 1, 1, k, v, w, cu_seqlens, segment_sums.data_ptr(),
+            segment_decays.data_ptr(), states.data_ptr(), size_n, size_t, size_h, segment_steps,
+            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b,
+            w_stride_t, w_stride_h,
+        )
+        launch_3(
+            stream, segment_blocks, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens,
+            segment_sums.data_ptr(), segment_decays.data_ptr(), states.data_ptr(), gr, gk, gv, gw,
+            gu_parts.data_ptr(), size_n, size_t, size_h, segment_steps, gy_stride_b, gy_stride_t,
+            gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h,
+            v_stride_b, v_stride_t, v_stride_h, w_stride_b, w_stride_t, w_stride_h, gr_stride_b,
+            gr_stride_t, gr_stride_h, gk_stride_b, gk_stride_t, gk_stride_h, gv_stride_b,
+            gv_stride_t, gv_stride_h, gw_stride_b, gw_stride_t, gw_stride_h, scale,
+        )
+        launch_4(stream, reduce_blocks, 1, 1, gu_parts.data_ptr(), gu, segment_slots, size_h)
 
     return run
 
@@ -1112,7 +1214,7 @@ FORWARD_WARP_SPECIALIZED_PACKED_NAMED: dict[str, Callable[[Call], Any]] = {
     "segment_steps": lambda call: (
         round_up(call.T * call.H * call.head_blocks * 5 // (4 * call.resident) + 1, 32)
     ),
-    "slots": lambda call: call.T // call.segment_steps + call.N,
+    "segment_slots": lambda call: call.T // call.segment_steps + call.N,
     "key_tiles": lambda call: ceil_div(call.K, 16),
     "per_step": lambda call: True,
     "w_step_bytes": lambda call: call.w_itemsize if call.per_step else 0,
@@ -1781,7 +1883,8 @@ BACKWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "value_blocks": lambda call: ceil_div(call.V, 16),
     "segments": lambda call: 1,
-    "part_floats": lambda call: call.sequence_heads * call.segments * call.groups * call.K,
+    "segment_blocks": lambda call: call.sequence_heads * call.segments,
+    "part_floats": lambda call: call.segment_blocks * call.groups * call.K,
     "per_step": lambda call: True,
     "w_step_bytes": lambda call: call.w_itemsize if call.per_step else 0,
     "row_bytes": lambda call: (
@@ -1813,7 +1916,8 @@ BACKWARD_CHUNK_HALVING_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
         ceil_div(call.T, 16)
     ),
     "value_blocks": lambda call: ceil_div(call.V, 16),
-    "part_floats": lambda call: call.sequence_heads * call.segments * call.groups * call.K,
+    "segment_blocks": lambda call: call.sequence_heads * call.segments,
+    "part_floats": lambda call: call.segment_blocks * call.groups * call.K,
     "sums": lambda call: 2 * call.sequence_heads * (call.segments - 1),
     "per_step": lambda call: True,
     "w_step_bytes": lambda call: call.w_itemsize if call.per_step else 0,
@@ -1838,6 +1942,42 @@ BACKWARD_CHUNK_HALVING_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     "on_gpu": lambda call: call.compute_capability > 0,
     "resident": lambda call: max(call.sm_count * call.min_blocks, 1),
     "rounds": lambda call: ceil_div(call.sequence_heads * call.segments, call.resident),
+}
+
+BACKWARD_CHUNK_HALVING_PACKED_NAMED: dict[str, Callable[[Call], Any]] = {
+    "key_warps": lambda call: ceil_div(call.K, 16),
+    "sequence_heads": lambda call: call.N * call.H,
+    "slots": lambda call: (
+        call.H * (call.T // 16 + call.N) if call.cu_seqlens_itemsize > 0 else call.sequence_heads *
+        ceil_div(call.T, 16)
+    ),
+    "value_blocks": lambda call: ceil_div(call.V, 16),
+    "resident": lambda call: call.min_blocks * max(call.sm_count, 64),
+    "segment_steps": lambda call: round_up(call.T * call.H * 5 // (4 * call.resident) + 1, 32),
+    "segment_slots": lambda call: call.T // call.segment_steps + call.N,
+    "segment_blocks": lambda call: call.H * call.segment_slots,
+    "part_floats": lambda call: call.segment_blocks * call.groups * call.K,
+    "per_step": lambda call: True,
+    "w_step_bytes": lambda call: call.w_itemsize if call.per_step else 0,
+    "sum_bytes": lambda call: (
+        4096 * (call.key_warps * (1 + call.w_step_bytes // 2) + ceil_div(min(call.V, 64), 16))
+    ),
+    "row_bytes": lambda call: (
+        32 * call.key_warps * (2 + call.w_step_bytes) + 32 * call.value_blocks + 16
+    ),
+    "gradient_bytes": lambda call: 512 * (1 + call.gradient_terms) * call.value_blocks,
+    "slope_bytes": lambda call: 1024 if call.per_step and call.decay_form == 'raw' else 0,
+    "warp_bytes": lambda call: (
+        1152 + (3072 if call.per_step else 2048) + call.gradient_bytes + call.slope_bytes
+    ),
+    "smem_bytes": lambda call: (
+        1024 * call.key_warps * call.value_blocks + call.groups * (call.key_warps * call.warp_bytes
+        + 2048 * call.value_blocks + (64 * ((3 if call.per_step else 2) * (round_up(call.K, 64) - 16
+        * call.key_warps) * (call.K > 16) + 2 * (round_up(call.V, 64) - 16 * call.value_blocks) *
+        (call.V > 16)) if call.row_copies else 0))
+    ),
+    "reduce_blocks": lambda call: (1 if call.per_step else 2) * ceil_div(call.H * call.K, 8),
+    "on_gpu": lambda call: call.compute_capability > 0,
 }
 
 BACKWARD_CHUNK_LOOP_PACKED_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -2418,6 +2558,154 @@ BACKWARD = (
             lambda call: call.B * call.T >= 128 * call.N * call.segments or not call.on_gpu,
         ),
         bind=backward_chunk_halving_segments,
+    ),
+    Family(
+        name="chunk_halving_packed",
+        template="wkv/backward_chunk_halving_packed.cu.jinja",
+        constants=("K", "V"),
+        settings={"per_step": "true"},
+        parameters=(
+            Parameter("copy_bytes", (16, 8, 4, 2)),
+            Parameter("min_blocks", (1, 2, 3, 4)),
+            Parameter("groups", (2, 3, 1, 4)),
+            Parameter("stages", (4, 3, 2)),
+            Parameter("gradient_terms", (2, 1)),
+            Parameter("row_copies", (False, True), default=False),
+            Parameter("pdl", (False, True), default=False),
+        ),
+        first=(
+            (16, 1, 3, 3, 2, False, False),
+        ),
+        named=BACKWARD_CHUNK_HALVING_PACKED_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.w_itemsize == 2,
+            lambda call: call.initial_state_itemsize == 0,
+            lambda call: call.decay_form != 'decay',
+            lambda call: call.K <= 128,
+            lambda call: call.V <= 128,
+            lambda call: call.cu_seqlens_itemsize > 0,
+            lambda call: call.T < 2147483648,
+        ),
+        fits=(
+            lambda call: call.K * call.itemsize % call.copy_bytes == 0,
+            lambda call: call.V * call.itemsize % call.copy_bytes == 0,
+            lambda call: call.copy_bytes >= call.itemsize,
+            lambda call: not call.row_copies or call.copy_bytes == 16,
+            lambda call: call.key_warps * call.groups * call.min_blocks <= 16,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: (
+                call.min_blocks == 1 and call.stages == 2 and (call.groups < 4) or call.on_gpu
+            ),
+            lambda call: call.copy_bytes in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.gy_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gy_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gy_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gy_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.r_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.r_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.r_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.r_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.k_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.k_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.k_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.k_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.v_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.v_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.v_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.v_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.gr_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gr_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gr_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gr_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.gk_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gk_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gk_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gk_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.gv_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gv_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gv_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gv_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.w_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.w_stride_B * call.w_itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.w_stride_T * call.w_itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.w_stride_H * call.w_itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.gw_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gw_stride_B * call.w_itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gw_stride_T * call.w_itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gw_stride_H * call.w_itemsize % call.copy_bytes == 0
+            ),
+        ),
+        suits=(
+            lambda call: (
+                call.copy_bytes == 16 or call.K * call.itemsize % (2 * call.copy_bytes) != 0 or
+                call.V * call.itemsize % (2 * call.copy_bytes) != 0
+            ),
+            lambda call: (call.smem_bytes + 1408) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.T >= 16,
+            lambda call: call.T > 32 or call.stages == 2,
+            lambda call: call.gradient_terms == 2 or not call.per_step or (not call.on_gpu),
+            lambda call: call.N > 1 or not call.on_gpu,
+            lambda call: call.segment_steps >= 128 or not call.on_gpu,
+        ),
+        bind=backward_chunk_halving_packed,
     ),
     Family(
         name="chunk_loop_packed",

@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv/backward_chunk_halving.cu.jinja
 // config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, row_copies=true)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=int32, decay_form=log
 // wkv5 and wkv6 backward by halving chunks of 16 steps, on tensor cores; bf16, also w. All sums are in a fixed order.
 //
 //     wkv_backward_states     loops over the steps with the state, and writes it before every 16 steps
@@ -18,7 +18,7 @@ namespace {
 using Value = kgen::bf16;
 using W = kgen::bf16;
 using U = kgen::bf16;
-using Offset = kgen::none;  // none: a batch row is a sequence
+using Offset = kgen::i32;  // none: a batch row is a sequence
 using kgen::i64;
 using kgen::u32;
 using kgen::wkv::Rows;
@@ -33,7 +33,7 @@ constexpr bool kPacked = kgen::kPresent<Offset>;
 struct Config {
     using W = ::W;
     using U = ::U;
-    static constexpr auto kForm = kgen::DecayForm::raw;  // of w
+    static constexpr auto kForm = kgen::DecayForm::log;  // of w
     static constexpr bool kPerStep = false;                  // w is [B, T, H, K], not [H, K]
     static constexpr int kK = 64;
     static constexpr int kV = 64;

@@ -1103,7 +1103,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="7ee40dd569cb",
+        kernel="b9bf7a835e45",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=4, stages=4, gradient_terms=1, segments=8)"
@@ -1184,7 +1184,7 @@ FORWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="8c90674f7cf3",
+        kernel="da4f93b1d955",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1200,7 +1200,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="7766855da15f",
+        kernel="b12c380b6d3f",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1256,7 +1256,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="78d40c7a04c4",
+        kernel="eabfdc0446db",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, segments=8)"

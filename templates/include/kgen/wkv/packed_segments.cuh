@@ -23,7 +23,7 @@ struct PackedSegments {
     i64 length;                // of a segment, whole chunks
 
     // One segment of a head, as SegmentBlock.
-    struct Block {
+    struct Segment {
         i64 head;  // counted over sequences and heads
         int segment, columns;
         i64 length, first;  // first: place of the sequence's first segment
@@ -44,23 +44,35 @@ struct PackedSegments {
         KGEN_DEVICE i64 begin(const Span& sequence) const { return min(segment * length, sequence.steps); }
     };
 
+    template <int>
+    using Block = Segment;
+
     // Block `index` of a grid [slots, H, Columns]. All lanes of a warp call it together.
     template <int Columns>
-    KGEN_DEVICE Block block(int index) const {
-        const i64 slot = index / Columns / H, h = index / Columns % H;
+    KGEN_DEVICE Segment block(int index) const {
+        const u32 of_heads = static_cast<u32>(index) / Columns, heads = static_cast<u32>(H);
+        const i64 slot = of_heads / heads, h = of_heads % heads;
         int begun = 0;  // sequences whose slots begin up to this one
         for (i64 i = lane_id(); i - lane_id() < N; i += kWarpSize)
             begun += set_bits(ballot(i < N && slot_of(i) <= slot));
         const i64 n = begun - 1, first_slot = slot_of(n);
         return {n * H + h, static_cast<int>(slot - first_slot), index % Columns, length,
-                h * (T / length + N) + first_slot};
+                h * slots() + first_slot};
     }
     template <int Columns>
-    KGEN_DEVICE Block sum_block(int index) const {
+    KGEN_DEVICE Segment sum_block(int index) const {
         return block<Columns>(index);
     }
-    KGEN_DEVICE i64 first_place(const Block& block) const { return block.first; }
-    KGEN_DEVICE bool serves_no_steps(const Block& block) const { return block.segment == 0; }
+    KGEN_DEVICE i64 slots() const { return static_cast<u32>(T) / static_cast<u32>(length) + N; }
+    KGEN_DEVICE i64 places(i64) const { return H * slots(); }
+    KGEN_DEVICE i64 first_place(const Segment& block) const { return block.first; }
+    KGEN_DEVICE i64 gradient_place(const Segment& block, i64 heads) const {
+        return places(heads) + block.first + block.segment;
+    }
+    KGEN_DEVICE int later_segments(const Segment& block, const Span& sequence) const {
+        return static_cast<int>(ceil_div(block.later(sequence).steps, length));
+    }
+    KGEN_DEVICE bool serves_no_steps(const Segment& block) const { return block.segment == 0; }
 
 private:
     static KGEN_DEVICE int set_bits(u32 mask) {

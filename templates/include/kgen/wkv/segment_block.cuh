@@ -51,6 +51,8 @@ private:
 template <int Segments, int Sums, int Chunk>
 struct EqualSegments {
     static constexpr bool kLeavesOut = false;  // whether blocks without work return
+    template <int Columns>
+    using Block = SegmentBlock<Segments, Segments, Columns, Chunk>;
 
     // The block with an index in a launch of Columns blocks per segment; sum_block: of the first kernel.
     template <int Columns>
@@ -58,13 +60,25 @@ struct EqualSegments {
         return SegmentBlock<Segments, Sums, Columns, Chunk>(index);
     }
     template <int Columns>
-    KGEN_DEVICE SegmentBlock<Segments, Segments, Columns, Chunk> block(int index) const {
-        return SegmentBlock<Segments, Segments, Columns, Chunk>(index);
+    KGEN_DEVICE Block<Columns> block(int index) const {
+        return Block<Columns>(index);
     }
+    // Places in a workspace with sums of segments, for `heads` heads of all sequences.
+    static KGEN_DEVICE i64 places(i64 heads) { return heads * Sums; }
     // The place in workspaces of the first segment of a block's sequence and head; its other segments follow.
     template <class Block>
     KGEN_DEVICE i64 first_place(const Block& block) const {
         return block.head * Sums;
+    }
+    // The place of the gradient after a block's segment, behind the places of all sums.
+    template <class Block>
+    KGEN_DEVICE i64 gradient_place(const Block& block, i64 heads) const {
+        return (heads + block.head) * Sums + block.segment;
+    }
+    // Number of segments after the block's.
+    template <class Block>
+    KGEN_DEVICE int later_segments(const Block& block, const Span&) const {
+        return Segments - 1 - block.segment;
     }
     // Whether the block serves its sequence if that has no steps.
     template <class Block>

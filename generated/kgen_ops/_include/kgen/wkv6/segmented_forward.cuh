@@ -103,7 +103,7 @@ struct SegmentedForward {
                                     const float* segment_decays, const Rows<bf16>& y, float* final_state,
                                     float scale) {
         // 1. The loop over steps of the block's head, and the state before its segment.
-        using Block = decltype(cut.template block<kValueBlocks>(0));
+        using Block = typename Cut::template Block<kValueBlocks>;
         const auto loop_over = [&](const Block& block, const wkv::Span& span) {
             const i64 h = block.head % H;
             const int value = block.columns * Loop::kColumns;

@@ -1,48 +1,40 @@
-// digest: 7dfdfac50913
-// Rendered by kgen from templates/wkv/backward_chunk_halving_segments.cu.jinja
-// config: chunk_halving_segments(copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=5)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
-// wkv5 and wkv6 backward for few heads: backward_chunk_halving with segments of T that run concurrently; bf16, also w.
+// Rendered by kgen from templates/wkv/backward_chunk_halving_packed.cu.jinja
+// config: chunk_halving_packed(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2)
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=int32, decay_form=log
+// wkv5 and wkv6 backward for packed sequences of different lengths: backward_chunk_halving with segments of one length
+// that run concurrently; bf16, also w.
 //
-//     wkv_segment_states      what each segment adds to the state and to its gradient, and its product of decays
+//     wkv_segment_states      what segments add to the state and to its gradient, if another segment needs it
 //     wkv_backward_states     loops over the steps of a segment with the state, and writes it before every 16 steps
 //     wkv_backward_gradients  one block per segment: loops backward over its chunks, all gradients
 //     wkv_backward_reduce     gu, and wkv5's gw
 //
-// Formulas, shared memory and barriers: kgen/wkv6/segment_states.cuh, kgen/wkv/state_loop.cuh,
-// kgen/wkv6/gradient_loop.cuh.
-#include "kgen/wkv/chunk_memory.cuh"
+// Formulas, shared memory and barriers: kgen/wkv6/segmented_gradients.cuh, kgen/wkv6/segment_states.cuh,
+// kgen/wkv/state_loop.cuh, kgen/wkv6/gradient_loop.cuh; segments: kgen/wkv/packed_segments.cuh.
 #include "kgen/wkv/reduce.cuh"
-#include "kgen/wkv/segment_block.cuh"
-#include "kgen/wkv/state_loop.cuh"
-#include "kgen/wkv6/gradient_loop.cuh"
-#include "kgen/wkv6/segment_start.cuh"
-#include "kgen/wkv6/segment_states.cuh"
+#include "kgen/wkv6/segmented_gradients.cuh"
 
 namespace {
 
 using Value = kgen::bf16;
 using W = kgen::bf16;
 using U = kgen::bf16;
-using Offset = kgen::none;  // none: a batch row is a sequence
+using Offset = kgen::i32;
 using kgen::i64;
 using kgen::u32;
 using kgen::wkv::Rows;
 using kgen::wkv::Span;
-using kgen::wkv::span_of;
 using kgen::wkv::step_pointer;
 using kgen::wkv::step_rows;
 
-constexpr int kSegments = 5;     // segments of T
-constexpr int kStages = 4;         // buffers of 32 steps in shared memory, second kernel
+constexpr int kStages = 3;         // buffers of 32 steps in shared memory, second kernel
 constexpr int kCopyBytes = 16;  // bytes of one asynchronous copy
 constexpr bool kPdl = false;              // programmatic dependent launch
-constexpr bool kPacked = kgen::kPresent<Offset>;
 
 struct Config {
     using W = ::W;
     using U = ::U;
-    static constexpr auto kForm = kgen::DecayForm::raw;  // of w
+    static constexpr auto kForm = kgen::DecayForm::log;  // of w
     static constexpr bool kPerStep = true;                  // w is [B, T, H, K], not [H, K]
     static constexpr int kK = 64;
     static constexpr int kV = 64;
@@ -50,7 +42,7 @@ struct Config {
     static constexpr int kVec = kCopyBytes / static_cast<int>(sizeof(Value));
     static constexpr int kTerms = 2;  // bf16 terms of the state's gradient in products with v and S
     static constexpr bool kRowCopies = false;  // copies and writes are of whole rows
-    static constexpr int kSegments = ::kSegments;
+    static constexpr int kSegments = 2;  // or more
 };
 
 struct SumConfig : Config {  // of the first kernel
@@ -63,57 +55,26 @@ using Sums = kgen::wkv6::SegmentStates<SumConfig>;
 using Loop = kgen::wkv6::GradientLoop<Config>;
 using States = kgen::wkv::BackwardConfig<Value, W, Config::kForm, Config::kPerStep, false, Config::kK,
                                          Config::kV, 32, 16 * kgen::ceil_div(Config::kV, 16), kStages,
-                                         kCopyBytes, true, kPdl, kPacked>;
+                                         kCopyBytes, true, kPdl, true>;
 constexpr int kReduceThreads = 512;
-constexpr int kValueBlocks = kgen::ceil_div(Config::kV, SumConfig::kColumns);  // of the first kernel
-constexpr i64 kStateSize = i64{Config::kK} * Config::kV;
 
 static_assert(!kgen::kPresent<kgen::none>, "the gradient of a state is more accurate");
+static_assert(kgen::kPresent<Offset>, "batch rows have one length");
 
-// A block's segment of a sequence, and its first chunk of 16 steps in a workspace [H, chunk slots], or [N, H, chunks].
-struct Segment : kgen::wkv::SegmentBlock<kSegments, kSegments, 1, 32> {
-    i64 h;
-    Span sequence, span;
-    i64 chunk;
-
-    KGEN_DEVICE Segment(const Offset* cu_seqlens, i64 N, i64 T, i64 H)
-        : SegmentBlock(blockIdx.x), h(head % H), sequence(span_of(cu_seqlens, head / H, T)), span(own(sequence)) {
-        const i64 n = head / H;
-        chunk = kPacked ? h * (T / 16 + N) + kgen::wkv::first_chunk_slot<16>(sequence.first, n)
-                        : head * kgen::ceil_div(T, i64{16});
-        chunk += (span.first - sequence.first) / 16;
-    }
-
-    KGEN_DEVICE Span later() const {
-        const i64 end = span.first + span.steps;
-        return {sequence.b, end, sequence.first + sequence.steps - end};
-    }
+struct Shape {
+    using Config = ::Config;
+    using SumConfig = ::SumConfig;
+    using States = ::States;
+    using Offset = ::Offset;
+    using Cut = kgen::wkv::PackedSegments<Offset>;
+    static constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 };
 
-template <class Target>
-KGEN_DEVICE void sum_groups(i64 block, const float* parts, i64 N, i64 H, Target* to) {
-    kgen::wkv::sum_chunks<kReduceThreads, kPdl>(block, parts, N, H, i64{Config::kK},
-                                                i64{kSegments * Config::kGroups}, to);
-}
+using Gradients = kgen::wkv6::SegmentedGradients<Shape>;
 
-// One block computes what a segment adds to the state (from k and v), or to its gradient (from r and gy), for up to 64
-// value features of a head.
-template <bool Gradient>
-KGEN_DEVICE void sum_segment(i64 N, i64 T, i64 H, const Offset* cu_seqlens, const Rows<const Value>& keys,
-                             const Rows<const Value>& values, const Rows<const W>& w, float* sums, float* decays,
-                             float scale) {
-    using Sums = kgen::wkv6::SegmentStates<SumConfig, Gradient>;
-    kgen::wkv::SegmentBlock<kSegments, kSegments - 1, kValueBlocks, 32> block(blockIdx.x / 2);
-    const i64 h = block.head % H, place = block.place() + (Gradient ? N * H * (kSegments - 1) : 0);
-    if (Gradient) ++block.segment;  // all segments but the first
-    const int value = block.columns * SumConfig::kColumns;
-    const Span span = block.own(span_of(cu_seqlens, block.head / H, T));
-    auto value_steps = step_pointer(values, span, h);
-    value_steps.first += value;
-    const Sums sum{step_pointer(keys, span, h), value_steps, step_pointer(w, span, h), span.steps,
-                   kgen::min(Config::kV - value, SumConfig::kColumns), sums + place * kStateSize + value,
-                   block.columns == 0 ? decays + place * Config::kK : nullptr, scale};
-    sum();
+template <class Target>
+KGEN_DEVICE void sum_groups(i64 block, const float* parts, i64 slots, i64 H, Target* to) {
+    kgen::wkv::sum_chunks<kReduceThreads, kPdl>(block, parts, slots, H, i64{Config::kK}, i64{Config::kGroups}, to);
 }
 
 }  // namespace
@@ -124,22 +85,23 @@ wkv_segment_states(const Value* __restrict__ gy,           // [B, T, H, V]
                    const Value* __restrict__ k,            // [B, T, H, K]
                    const Value* __restrict__ v,            // [B, T, H, V]
                    const W* __restrict__ w,                // [B, T, H, K], or [H, K]
-                   const Offset* __restrict__ cu_seqlens,  // [N + 1] or null
-                   float* __restrict__ segment_sums,       // [2, N * H, segments - 1, K, V]
-                   float* __restrict__ segment_decays,     // [2, N * H, segments - 1, K]
-                   i64 N, i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
+                   const Offset* __restrict__ cu_seqlens,  // [N + 1]
+                   float* __restrict__ segment_sums,       // [2, H, slots, K, V]
+                   float* __restrict__ segment_decays,     // [2, H, slots, K]
+                   i64 N, i64 T, i64 H, i64 segment_steps, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                    i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B, i64 k_stride_T,
                    i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
                    i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
                    float scale) {
     const Rows<const W> w_rows{w, w_stride_B, w_stride_T, w_stride_H};
+    const kgen::wkv::PackedSegments<Offset> cut{cu_seqlens, N, T, H, segment_steps};
     // Blocks for the state and blocks for its gradient alternate, so that blocks that read the same w are near each
     // other.
     if (blockIdx.x % 2 == 0) {
-        sum_segment<false>(N, T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
+        Gradients::sum_segments<false>(cut, N, T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
                            {v, v_stride_B, v_stride_T, v_stride_H}, w_rows, segment_sums, segment_decays, 1.0f);
     } else {
-        sum_segment<true>(N, T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
+        Gradients::sum_segments<true>(cut, N, T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
                           {gy, gy_stride_B, gy_stride_T, gy_stride_H}, w_rows, segment_sums, segment_decays, scale);
     }
 }
@@ -150,33 +112,19 @@ extern "C" __global__ void __launch_bounds__(States::kThreads, 1)
 wkv_backward_states(const Value* __restrict__ k,          // [B, T, H, K]
                     const Value* __restrict__ v,          // [B, T, H, V]
                     const W* __restrict__ w,              // [B, T, H, K], or [H, K]
-                    const Offset* __restrict__ cu_seqlens,  // [N + 1] or null
+                    const Offset* __restrict__ cu_seqlens,  // [N + 1]
                     const float* __restrict__ segment_sums,  // as above
                     const float* __restrict__ segment_decays,
                     u32* __restrict__ states,             // [chunks, K / 16, V / 16, 32, 4], pairs
-                    i64 N, i64 T, i64 H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H,
+                    i64 N, i64 T, i64 H, i64 segment_steps, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H,
                     i64 v_stride_B, i64 v_stride_T, i64 v_stride_H
                     , i64 w_stride_B, i64 w_stride_T, i64 w_stride_H
                     ) {
     if constexpr (kPdl) kgen::griddepcontrol_launch_dependents();
     const Rows<const W> w_rows{w, w_stride_B, w_stride_T, w_stride_H};
-    const Segment segment(cu_seqlens, N, T, H);
-    const Span &span = segment.span, earlier = segment.earlier(segment.sequence);
-    const i64 h = segment.h, place = segment.head * (kSegments - 1);
-    const Rows<const Value> k_rows{k, k_stride_B, k_stride_T, k_stride_H};
-    const Rows<const Value> v_rows{v, v_stride_B, v_stride_T, v_stride_H};
-    const kgen::wkv6::SegmentStart<Config, false> start{
-        segment_sums + place * kStateSize, segment_decays + place * Config::kK, segment.segment, nullptr,
-        step_pointer(k_rows, earlier, h), step_pointer(v_rows, earlier, h), step_pointer(w_rows, earlier, h),
-        earlier.steps, 1.0f};
-    using StateLoop = kgen::wkv::StateLoop<States, true>;
-    const int warp = kgen::thread_rank() / kgen::kWarpSize;
-    StateLoop{step_rows(k_rows, span, h), step_rows(v_rows, span, h), step_rows(w_rows, span, h), span.steps,
-              Config::kV, 1.0f}
-        .template run_from<false>(start,
-                                  states + segment.chunk * Loop::kStateWords +
-                                      warp * (Loop::kStateWords / Loop::kWarps),
-                                  Loop::kStateWords, States::kTiles, nullptr);
+    const kgen::wkv::PackedSegments<Offset> cut{cu_seqlens, N, T, H, segment_steps};
+    Gradients::write_states(cut, N, T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
+                            {v, v_stride_B, v_stride_T, v_stride_H}, w_rows, segment_sums, segment_decays, states);
 }
 
 KGEN_EXPORT(wkv_backward_states);
@@ -189,7 +137,7 @@ wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
                        const W* __restrict__ w,                 // [B, T, H, K], or [H, K]
                        const U* __restrict__ u,                 // [H, K]
                        const float* __restrict__ gfinal_state,  // [N, H, K, V] or null
-                       const Offset* __restrict__ cu_seqlens,   // [N + 1] or null
+                       const Offset* __restrict__ cu_seqlens,   // [N + 1]
                        const float* __restrict__ segment_sums,  // as above
                        const float* __restrict__ segment_decays,
                        const u32* __restrict__ states,
@@ -197,8 +145,8 @@ wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
                        Value* __restrict__ gk,                  // [B, T, H, K]
                        Value* __restrict__ gv,                  // [B, T, H, V]
                        W* __restrict__ gw,                      // [B, T, H, K]
-                       float* __restrict__ gu_parts,            // [N, H, segments, groups, K]
-                       i64 N, i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
+                       float* __restrict__ gu_parts,            // [slots, H, groups, K]
+                       i64 N, i64 T, i64 H, i64 segment_steps, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                        i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B, i64 k_stride_T,
                        i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
                        i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
@@ -211,19 +159,16 @@ wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
         kgen::griddepcontrol_launch_dependents();
         kgen::griddepcontrol_wait(states, segment_sums, segment_decays);
     }
-    const Segment segment(cu_seqlens, N, T, H);
-    const Span &span = segment.span, later = segment.later();
-    const i64 head = segment.head, h = segment.h;
-    const i64 place = (N * H + head) * (kSegments - 1) + segment.segment;  // of the first later segment
-    const i64 parts = (head * kSegments + segment.segment) * Config::kGroups * Config::kK;
+    const kgen::wkv::PackedSegments<Offset> cut{cu_seqlens, N, T, H, segment_steps};
+    const Gradients::Segment segment(cut, cu_seqlens, N, T, H);
+    const Span& span = segment.span;
+    const i64 h = segment.h;
     const Rows<const Value> gy_rows{gy, gy_stride_B, gy_stride_T, gy_stride_H};
     const Rows<const Value> r_rows{r, r_stride_B, r_stride_T, r_stride_H};
     const Rows<const W> w_rows{w, w_stride_B, w_stride_T, w_stride_H};
-    const bool final_state = kgen::kPresent<kgen::none> && gfinal_state != nullptr;
-    const kgen::wkv6::SegmentStart<Config, true> after{
-        segment_sums + place * kStateSize, segment_decays + place * Config::kK, kSegments - 1 - segment.segment,
-        final_state ? gfinal_state + head * kStateSize : nullptr, step_pointer(r_rows, later, h),
-        step_pointer(gy_rows, later, h), step_pointer(w_rows, later, h), later.steps, scale};
+    const auto after = Gradients::gradient_after(cut, segment, N, H, gy_rows, r_rows, w_rows, gfinal_state,
+                                                 segment_sums, segment_decays, scale);
+    const i64 parts = blockIdx.x * i64{Config::kGroups} * Config::kK;
     __shared__ Loop::Head shared;
     if (kgen::thread_rank() == 0) shared = {
         span.steps,
@@ -249,10 +194,10 @@ KGEN_EXPORT(wkv_backward_gradients);
 
 extern "C" __global__ void __launch_bounds__(kReduceThreads)
 wkv_backward_reduce(
-                    const float* __restrict__ gu_parts,  // [N, H, segments, groups, K]
+                    const float* __restrict__ gu_parts,  // [slots, H, groups, K]
                     U* __restrict__ gu,                  // [H, K]
-                    i64 N, i64 H) {
-    sum_groups(blockIdx.x, gu_parts, N, H, gu);
+                    i64 segment_slots, i64 H) {
+    sum_groups(blockIdx.x, gu_parts, segment_slots, H, gu);
 }
 
 KGEN_EXPORT(wkv_backward_reduce);

@@ -1,4 +1,4 @@
-// digest: 78d40c7a04c4
+// digest: eabfdc0446db
 // Rendered by kgen from templates/wkv/forward_warp_specialized_segments.cu.jinja
 // config: warp_specialized_segments(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, segments=8)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log

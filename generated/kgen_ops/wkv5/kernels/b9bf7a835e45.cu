@@ -1,4 +1,4 @@
-// digest: 7ee40dd569cb
+// digest: b9bf7a835e45
 // Rendered by kgen from templates/wkv/backward_chunk_halving_segments.cu.jinja
 // config: chunk_halving_segments(copy_bytes=16, min_blocks=1, groups=4, stages=4, gradient_terms=1, segments=8)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
@@ -11,13 +11,8 @@
 //
 // Formulas, shared memory and barriers: kgen/wkv6/segment_states.cuh, kgen/wkv/state_loop.cuh,
 // kgen/wkv6/gradient_loop.cuh.
-#include "kgen/wkv/chunk_memory.cuh"
 #include "kgen/wkv/reduce.cuh"
-#include "kgen/wkv/segment_block.cuh"
-#include "kgen/wkv/state_loop.cuh"
-#include "kgen/wkv6/gradient_loop.cuh"
-#include "kgen/wkv6/segment_start.cuh"
-#include "kgen/wkv6/segment_states.cuh"
+#include "kgen/wkv6/segmented_gradients.cuh"
 
 namespace {
 
@@ -29,7 +24,6 @@ using kgen::i64;
 using kgen::u32;
 using kgen::wkv::Rows;
 using kgen::wkv::Span;
-using kgen::wkv::span_of;
 using kgen::wkv::step_pointer;
 using kgen::wkv::step_rows;
 
@@ -65,55 +59,24 @@ using States = kgen::wkv::BackwardConfig<Value, W, Config::kForm, Config::kPerSt
                                          Config::kV, 32, 16 * kgen::ceil_div(Config::kV, 16), kStages,
                                          kCopyBytes, true, kPdl, kPacked>;
 constexpr int kReduceThreads = 512;
-constexpr int kValueBlocks = kgen::ceil_div(Config::kV, SumConfig::kColumns);  // of the first kernel
-constexpr i64 kStateSize = i64{Config::kK} * Config::kV;
 
 static_assert(!kgen::kPresent<kgen::none>, "the gradient of a state is more accurate");
 
-// A block's segment of a sequence, and its first chunk of 16 steps in a workspace [H, chunk slots], or [N, H, chunks].
-struct Segment : kgen::wkv::SegmentBlock<kSegments, kSegments, 1, 32> {
-    i64 h;
-    Span sequence, span;
-    i64 chunk;
-
-    KGEN_DEVICE Segment(const Offset* cu_seqlens, i64 N, i64 T, i64 H)
-        : SegmentBlock(blockIdx.x), h(head % H), sequence(span_of(cu_seqlens, head / H, T)), span(own(sequence)) {
-        const i64 n = head / H;
-        chunk = kPacked ? h * (T / 16 + N) + kgen::wkv::first_chunk_slot<16>(sequence.first, n)
-                        : head * kgen::ceil_div(T, i64{16});
-        chunk += (span.first - sequence.first) / 16;
-    }
-
-    KGEN_DEVICE Span later() const {
-        const i64 end = span.first + span.steps;
-        return {sequence.b, end, sequence.first + sequence.steps - end};
-    }
+struct Shape {
+    using Config = ::Config;
+    using SumConfig = ::SumConfig;
+    using States = ::States;
+    using Offset = ::Offset;
+    using Cut = kgen::wkv::EqualSegments<kSegments, kSegments - 1, 32>;
+    static constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 };
+
+using Gradients = kgen::wkv6::SegmentedGradients<Shape>;
 
 template <class Target>
 KGEN_DEVICE void sum_groups(i64 block, const float* parts, i64 N, i64 H, Target* to) {
     kgen::wkv::sum_chunks<kReduceThreads, kPdl>(block, parts, N, H, i64{Config::kK},
                                                 i64{kSegments * Config::kGroups}, to);
-}
-
-// One block computes what a segment adds to the state (from k and v), or to its gradient (from r and gy), for up to 64
-// value features of a head.
-template <bool Gradient>
-KGEN_DEVICE void sum_segment(i64 N, i64 T, i64 H, const Offset* cu_seqlens, const Rows<const Value>& keys,
-                             const Rows<const Value>& values, const Rows<const W>& w, float* sums, float* decays,
-                             float scale) {
-    using Sums = kgen::wkv6::SegmentStates<SumConfig, Gradient>;
-    kgen::wkv::SegmentBlock<kSegments, kSegments - 1, kValueBlocks, 32> block(blockIdx.x / 2);
-    const i64 h = block.head % H, place = block.place() + (Gradient ? N * H * (kSegments - 1) : 0);
-    if (Gradient) ++block.segment;  // all segments but the first
-    const int value = block.columns * SumConfig::kColumns;
-    const Span span = block.own(span_of(cu_seqlens, block.head / H, T));
-    auto value_steps = step_pointer(values, span, h);
-    value_steps.first += value;
-    const Sums sum{step_pointer(keys, span, h), value_steps, step_pointer(w, span, h), span.steps,
-                   kgen::min(Config::kV - value, SumConfig::kColumns), sums + place * kStateSize + value,
-                   block.columns == 0 ? decays + place * Config::kK : nullptr, scale};
-    sum();
 }
 
 }  // namespace
@@ -135,10 +98,10 @@ wkv_segment_states(const Value* __restrict__ gy,           // [B, T, H, V]
     // Blocks for the state and blocks for its gradient alternate, so that blocks that read the same w are near each
     // other.
     if (blockIdx.x % 2 == 0) {
-        sum_segment<false>(N, T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
+        Gradients::sum_segments<false>({}, N, T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
                            {v, v_stride_B, v_stride_T, v_stride_H}, w_rows, segment_sums, segment_decays, 1.0f);
     } else {
-        sum_segment<true>(N, T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
+        Gradients::sum_segments<true>({}, N, T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
                           {gy, gy_stride_B, gy_stride_T, gy_stride_H}, w_rows, segment_sums, segment_decays, scale);
     }
 }
@@ -158,23 +121,8 @@ wkv_backward_states(const Value* __restrict__ k,          // [B, T, H, K]
                     ) {
     if constexpr (kPdl) kgen::griddepcontrol_launch_dependents();
     const Rows<const W> w_rows = kgen::wkv::same_at_every_step(w, Config::kK);
-    const Segment segment(cu_seqlens, N, T, H);
-    const Span &span = segment.span, earlier = segment.earlier(segment.sequence);
-    const i64 h = segment.h, place = segment.head * (kSegments - 1);
-    const Rows<const Value> k_rows{k, k_stride_B, k_stride_T, k_stride_H};
-    const Rows<const Value> v_rows{v, v_stride_B, v_stride_T, v_stride_H};
-    const kgen::wkv6::SegmentStart<Config, false> start{
-        segment_sums + place * kStateSize, segment_decays + place * Config::kK, segment.segment, nullptr,
-        step_pointer(k_rows, earlier, h), step_pointer(v_rows, earlier, h), step_pointer(w_rows, earlier, h),
-        earlier.steps, 1.0f};
-    using StateLoop = kgen::wkv::StateLoop<States, true>;
-    const int warp = kgen::thread_rank() / kgen::kWarpSize;
-    StateLoop{step_rows(k_rows, span, h), step_rows(v_rows, span, h), step_rows(w_rows, span, h), span.steps,
-              Config::kV, 1.0f}
-        .template run_from<false>(start,
-                                  states + segment.chunk * Loop::kStateWords +
-                                      warp * (Loop::kStateWords / Loop::kWarps),
-                                  Loop::kStateWords, States::kTiles, nullptr);
+    Gradients::write_states({}, N, T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
+                            {v, v_stride_B, v_stride_T, v_stride_H}, w_rows, segment_sums, segment_decays, states);
 }
 
 KGEN_EXPORT(wkv_backward_states);
@@ -207,19 +155,15 @@ wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
         kgen::griddepcontrol_launch_dependents();
         kgen::griddepcontrol_wait(states, segment_sums, segment_decays);
     }
-    const Segment segment(cu_seqlens, N, T, H);
-    const Span &span = segment.span, later = segment.later();
+    const Gradients::Segment segment({}, cu_seqlens, N, T, H);
+    const Span& span = segment.span;
     const i64 head = segment.head, h = segment.h;
-    const i64 place = (N * H + head) * (kSegments - 1) + segment.segment;  // of the first later segment
-    const i64 parts = (head * kSegments + segment.segment) * Config::kGroups * Config::kK;
     const Rows<const Value> gy_rows{gy, gy_stride_B, gy_stride_T, gy_stride_H};
     const Rows<const Value> r_rows{r, r_stride_B, r_stride_T, r_stride_H};
     const Rows<const W> w_rows = kgen::wkv::same_at_every_step(w, Config::kK);
-    const bool final_state = kgen::kPresent<kgen::none> && gfinal_state != nullptr;
-    const kgen::wkv6::SegmentStart<Config, true> after{
-        segment_sums + place * kStateSize, segment_decays + place * Config::kK, kSegments - 1 - segment.segment,
-        final_state ? gfinal_state + head * kStateSize : nullptr, step_pointer(r_rows, later, h),
-        step_pointer(gy_rows, later, h), step_pointer(w_rows, later, h), later.steps, scale};
+    const auto after = Gradients::gradient_after({}, segment, N, H, gy_rows, r_rows, w_rows, gfinal_state, segment_sums,
+                                                 segment_decays, scale);
+    const i64 parts = (head * kSegments + segment.segment) * Config::kGroups * Config::kK;
     __shared__ Loop::Head shared;
     if (kgen::thread_rank() == 0) shared = {
         span.steps,

@@ -1,4 +1,4 @@
-// digest: 3a0e27a62fa7
+// digest: 953b82fd81bc
 // Rendered by kgen from templates/wkv7/backward_warp_specialized_segments.cu.jinja
 // config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk=32, chunk_warps=4, chunk_blocks=2, state_bytes=2, quotients=1, segments=4, state_warps=4, state_blocks=2, state_row_warps=4)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp

@@ -1,7 +1,7 @@
-// digest: a2cf3b1cd29b
+// digest: 7f52d4b69a0f
 // Rendered by kgen from templates/wkv/forward_warp_specialized_segments.cu.jinja
 // config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 forward for few heads: forward_warp_specialized with segments of T that run at the same time; bf16.
 //
 //     wkv_segment_states  what each segment but the last adds to the state, and the segment's product of decays
@@ -14,7 +14,7 @@
 namespace {
 
 using Value = kgen::bf16;
-using W = kgen::bf16;
+using W = float;
 using U = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::i64;
@@ -22,7 +22,7 @@ using kgen::i64;
 struct Inputs {
     using W = ::W;
     using U = ::U;
-    static constexpr auto kForm = kgen::DecayForm::raw;
+    static constexpr auto kForm = kgen::DecayForm::log;
     static constexpr bool kPerStep = true;
     static constexpr int kK = 64;
     static constexpr int kV = 64;

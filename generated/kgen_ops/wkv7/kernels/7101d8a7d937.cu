@@ -1,4 +1,4 @@
-// digest: ca90c40f41b1
+// digest: 7101d8a7d937
 // Rendered by kgen from templates/wkv7/forward_warp_specialized_segments.cu.jinja
 // config: warp_specialized_segments(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, quotients=1, segments=8, state_warps=8, warpgroups=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp

@@ -1,7 +1,7 @@
-// digest: a5766409f040
+// digest: 031d1c63c1b2
 // Rendered by kgen from templates/wkv/forward_warp_specialized_states.cu.jinja
-// config: warp_specialized_states(warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, fixed_parts=true, row_copies=true, segments=1, state_stages=2, pdl=true)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=fp32, final_state_dtype=fp32, cu_seqlens_dtype=none, decay_form=raw
+// config: warp_specialized_states(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, row_copies=true, segments=2, state_stages=2, pdl=true)
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=fp32, final_state_dtype=fp32, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 forward with a final state: forward_warp_specialized with segments of T that run at the same time;
 // bf16.
 //
@@ -16,7 +16,7 @@
 namespace {
 
 using Value = kgen::bf16;
-using W = kgen::bf16;
+using W = float;
 using U = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::i64;
@@ -24,7 +24,7 @@ using kgen::i64;
 struct Inputs {
     using W = ::W;
     using U = ::U;
-    static constexpr auto kForm = kgen::DecayForm::raw;
+    static constexpr auto kForm = kgen::DecayForm::log;
     static constexpr bool kPerStep = true;
     static constexpr int kK = 64;
     static constexpr int kV = 64;
@@ -52,7 +52,7 @@ struct Shape {
     using Config = ::Config;
     using StateConfig = ::StateConfig;
     using Offset = ::Offset;
-    using Cut = kgen::wkv::EqualSegments<1, 1, 32>;  // of T; summed up; steps of a chunk
+    using Cut = kgen::wkv::EqualSegments<2, 2, 32>;  // of T; summed up; steps of a chunk
     static constexpr bool kPdl = true;           // programmatic dependent launch
     static constexpr bool kInitialState = kgen::kPresent<float>;
 };
@@ -82,7 +82,7 @@ wkv_segment_states(const Value* __restrict__ k,            // [B, T, H, K]
 
 KGEN_EXPORT(wkv_segment_states);
 
-extern "C" __global__ void __launch_bounds__(Loop::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(Loop::kThreads, 2)
 wkv_forward(const Value* __restrict__ r,               // [B, T, H, K]
             const Value* __restrict__ k,               // [B, T, H, K]
             const Value* __restrict__ v,               // [B, T, H, V]

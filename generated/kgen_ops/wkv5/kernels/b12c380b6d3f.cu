@@ -1,6 +1,6 @@
-// digest: 1dbb564cd093
+// digest: b12c380b6d3f
 // Rendered by kgen from templates/wkv/forward_warp_specialized_states.cu.jinja
-// config: warp_specialized_states(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, row_copies=true, segments=2, pdl=true)
+// config: warp_specialized_states(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, fixed_parts=true, row_copies=true, segments=1, pdl=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=fp32, final_state_dtype=fp32, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 forward with a final state: forward_warp_specialized with segments of T that run at the same time;
 // bf16.
@@ -25,7 +25,7 @@ struct Inputs {
     using W = ::W;
     using U = ::U;
     static constexpr auto kForm = kgen::DecayForm::raw;
-    static constexpr bool kPerStep = true;
+    static constexpr bool kPerStep = false;
     static constexpr int kK = 64;
     static constexpr int kV = 64;
     static constexpr int kVec = 8;  // elements per copy
@@ -41,7 +41,7 @@ struct Config : Inputs {
     static constexpr int kWarps = 4;         // consumers, 16 value features each
     static constexpr int kRowWarps = 4;  // producers
     static constexpr int kStages = 4;       // chunks of inputs in shared memory
-    static constexpr bool kPowers = false;      // powers of decays from a table
+    static constexpr bool kPowers = true;      // powers of decays from a table
     static constexpr bool kFixedParts = true;  // the producers' parts of a chunk are unrolled
     static constexpr int kRTerms = 1;      // bf16 terms of rows of r with decays
     static constexpr bool kRowCopies = true;  // copies are of whole rows
@@ -52,7 +52,7 @@ struct Shape {
     using Config = ::Config;
     using StateConfig = ::StateConfig;
     using Offset = ::Offset;
-    using Cut = kgen::wkv::EqualSegments<2, 2, 32>;  // of T; summed up; steps of a chunk
+    using Cut = kgen::wkv::EqualSegments<1, 1, 32>;  // of T; summed up; steps of a chunk
     static constexpr bool kPdl = true;           // programmatic dependent launch
     static constexpr bool kInitialState = kgen::kPresent<float>;
 };
@@ -73,10 +73,10 @@ wkv_segment_states(const Value* __restrict__ k,            // [B, T, H, K]
                    float* __restrict__ segment_states,     // [N * H, segments, K, V]
                    float* __restrict__ segment_decays,     // [N * H, segments, K]
                    i64 T, i64 H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H, i64 v_stride_B,
-                   i64 v_stride_T, i64 v_stride_H, i64 w_stride_B, i64 w_stride_T, i64 w_stride_H) {
+                   i64 v_stride_T, i64 v_stride_H) {
     Forward::sum_segment({}, T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
                 {v, v_stride_B, v_stride_T, v_stride_H},
-                {w, w_stride_B, w_stride_T, w_stride_H},
+                kgen::wkv::same_at_every_step(w, Config::kK),
                 segment_states, segment_decays);
 }
 
@@ -96,11 +96,10 @@ wkv_forward(const Value* __restrict__ r,               // [B, T, H, K]
             float* __restrict__ final_state,           // [N, H, K, V]
             i64 T, i64 H, i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B,
             i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
-            i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
             i64 y_stride_B, i64 y_stride_T, i64 y_stride_H, float scale) {
     Forward::forward({}, T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
             {k, k_stride_B, k_stride_T, k_stride_H}, {v, v_stride_B, v_stride_T, v_stride_H},
-            {w, w_stride_B, w_stride_T, w_stride_H},
+            kgen::wkv::same_at_every_step(w, Config::kK),
             u, initial_state, segment_states, segment_decays,
             {y, y_stride_B, y_stride_T, y_stride_H}, final_state, scale);
 }

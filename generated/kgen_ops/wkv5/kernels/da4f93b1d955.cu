@@ -1,6 +1,6 @@
-// digest: 7766855da15f
+// digest: da4f93b1d955
 // Rendered by kgen from templates/wkv/forward_warp_specialized_states.cu.jinja
-// config: warp_specialized_states(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, fixed_parts=true, row_copies=true, segments=1, pdl=true)
+// config: warp_specialized_states(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, fixed_parts=true, row_copies=true, segments=2)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=fp32, final_state_dtype=fp32, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 forward with a final state: forward_warp_specialized with segments of T that run at the same time;
 // bf16.
@@ -52,8 +52,8 @@ struct Shape {
     using Config = ::Config;
     using StateConfig = ::StateConfig;
     using Offset = ::Offset;
-    using Cut = kgen::wkv::EqualSegments<1, 1, 32>;  // of T; summed up; steps of a chunk
-    static constexpr bool kPdl = true;           // programmatic dependent launch
+    using Cut = kgen::wkv::EqualSegments<2, 2, 32>;  // of T; summed up; steps of a chunk
+    static constexpr bool kPdl = false;           // programmatic dependent launch
     static constexpr bool kInitialState = kgen::kPresent<float>;
 };
 

@@ -1,7 +1,7 @@
-// digest: 741ff151e40a
+// digest: 52286bee4f47
 // Rendered by kgen from templates/wkv/forward_warp_specialized_states.cu.jinja
-// config: warp_specialized_states(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, row_copies=true, segments=4)
-// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=fp32, cu_seqlens_dtype=none, decay_form=raw
+// config: warp_specialized_states(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, row_copies=true, segments=8)
+// problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=fp32, final_state_dtype=fp32, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 forward with a final state: forward_warp_specialized with segments of T that run at the same time;
 // bf16.
 //
@@ -52,9 +52,9 @@ struct Shape {
     using Config = ::Config;
     using StateConfig = ::StateConfig;
     using Offset = ::Offset;
-    using Cut = kgen::wkv::EqualSegments<4, 4, 32>;  // of T; summed up; steps of a chunk
+    using Cut = kgen::wkv::EqualSegments<8, 8, 32>;  // of T; summed up; steps of a chunk
     static constexpr bool kPdl = false;           // programmatic dependent launch
-    static constexpr bool kInitialState = kgen::kPresent<kgen::none>;
+    static constexpr bool kInitialState = kgen::kPresent<float>;
 };
 
 using Forward = kgen::wkv6::SegmentedForward<Shape>;
