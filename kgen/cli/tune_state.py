@@ -245,6 +245,8 @@ def stage_text(state: TuneState) -> str:
             return "certifying and comparing the finalists"
         case "safe":
             return f"verifying the safe variant of every dtype{_so_far(state.advanced)}"
+        case "host runs" if state.confirmed == of:
+            return "running the safe variant of every dtype on the CPU"
         case "host runs":
             return f"running winners on the CPU, {state.confirmed} of {of} confirmed"
         case _:

@@ -35,8 +35,9 @@ def add_tune(tune: argparse.ArgumentParser) -> None:
         "--time",
         type=duration,
         metavar="60s",
-        help="time for all searches together: 90, 60s, 5m, 1h (default: no limit); they take "
-        "up to 20 s more while the first config of a variant still compiles",
+        help="time for all searches and comparisons of finalists together: 90, 60s, 5m, 1h "
+        "(default: no limit); a search has at least a quarter of its equal share, and searches "
+        "take up to 20 s more while the first config of a variant still compiles",
     )
     add_out(tune, "where the library is written")
     add_l2(tune)

@@ -34,6 +34,10 @@ from kgen.tune.search_state import SearchState
 from kgen.tune.session import open_session, worker_pool
 from kgen.tune.warm_start import WarmStart, warm_start
 
+# The least time of a search, as a part of an equal share of the tune's time. Finals of earlier
+# problems count, too, and may have taken all of it; then a search would end with its first configs.
+LEAST_SHARE = 0.25
+
 
 def tune(request: TuneRequest) -> Generator[TuneEvent, None, None]:
     """Tune the passes of an operator for several problems on one GPU.
@@ -204,7 +208,9 @@ class _PassTune:
         started = time.monotonic()
         deadline = None
         if self._request.pass_time_s is not None:  # counts searches and finals only
-            deadline = started + max(0.0, self._request.pass_time_s - self._searched_s) / share
+            left_s = (self._request.pass_time_s - self._searched_s) / share
+            least_s = LEAST_SHARE * self._request.pass_time_s / len(self._spaces)
+            deadline = started + max(left_s, least_s)
 
         def before_finals(state: SearchState) -> None:
             if not again:

@@ -103,6 +103,8 @@ def test_stages_have_their_own_counters() -> None:
     state.apply(StageStarted("host runs"), 42.0)
     state.apply(ProblemConfirmed(with_results(3)), 43.0)
     assert "running winners on the CPU, 3 of 9 confirmed" in shown(state, 44.0)[3]
+    state.apply(ProblemConfirmed(with_results(9)), 44.0)
+    assert "running the safe variant of every dtype on the CPU" in shown(state, 44.0)[3]
     state.apply(StageStarted("safe"), 45.0)
     assert "verifying the safe variant" in plain_line(state, 46.0)
     state.apply(StageAdvanced("compiled", 4), 47.0)

@@ -301,17 +301,32 @@ def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
         assert len(session.builds) == 5
 
 
+def tune_of_four(
+    tmp_path: Path, session: FakeSession, ahead: BuildsAhead, pass_time_s: float
+) -> engine._PassTune:
+    """The tune of a pass with four problems."""
+    variants = [variant("a", A[:1])]
+    request = SimpleNamespace(
+        entry=SimpleNamespace(space=SimpleNamespace(of_pass=lambda name: variants)),
+        gpu=session.gpu, trials=9, pass_time_s=pass_time_s, problems={"forward": (PROBLEM,) * 4},
+        retry=False, journal=tmp_path / "other.jsonl", served={},
+    )  # fmt: skip
+    return engine._PassTune(
+        cast("TuneRequest", cast("Any", request)),
+        [Feasible(tuple(A), 3, ())] * 4,
+        session.as_session(),
+        cast("HostRunner", None),
+        cast("WorkerPool", None),
+        ahead,
+        0.0,
+    )
+
+
 def test_the_searches_of_a_pass_share_their_overtime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a search of a population would take 20 s for each of its problems."""
     session, given, over_s = FakeSession(tmp_path, {}), [], iter((-3.0, 15.0, 30.0, 1.0))
-    variants = [variant("a", A[:1])]
-    request = SimpleNamespace(
-        entry=SimpleNamespace(space=SimpleNamespace(of_pass=lambda name: variants)),
-        gpu=session.gpu, trials=9, pass_time_s=8.0, problems={"forward": (PROBLEM,) * 4},
-        retry=False, journal=tmp_path / "other.jsonl", served={},
-    )  # fmt: skip
 
     def tuned(*arguments: Any) -> Any:
         task = arguments[2]
@@ -322,18 +337,31 @@ def test_the_searches_of_a_pass_share_their_overtime(
 
     monkeypatch.setattr(engine, "tune_problem", tuned)
     with BuildsAhead(session.as_session(), 1) as ahead:
-        tune = engine._PassTune(
-            cast("TuneRequest", cast("Any", request)),
-            [Feasible(tuple(A), 3, ())] * 4,
-            session.as_session(),
-            cast("HostRunner", None),
-            cast("WorkerPool", None),
-            ahead,
-            0.0,
-        )
+        tune = tune_of_four(tmp_path, session, ahead, pass_time_s=8.0)
         for place in range(4):
             list(tune._tune_problem(place, share=4 - place))
     assert given == [20.0, 20.0, 5.0, 0.0]
+
+
+def test_finals_of_earlier_problems_leave_time_to_later_searches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, searched_s, now_s = FakeSession(tmp_path, {}), [], 100.0
+
+    def tuned(*arguments: Any) -> Any:
+        nonlocal now_s
+        searched_s.append(arguments[2].deadline - now_s)
+        now_s += searched_s[-1] + 9.0  # of finals
+        yield from ()
+        return SimpleNamespace(winner=SimpleNamespace(config=A[0]), search_s=searched_s[-1])
+
+    monkeypatch.setattr(engine, "tune_problem", tuned)
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: now_s))
+    with BuildsAhead(session.as_session(), 1) as ahead:
+        tune = tune_of_four(tmp_path, session, ahead, pass_time_s=24.0)
+        for place in range(4):
+            list(tune._tune_problem(place, share=4 - place))
+    assert searched_s == [6.0, 3.0, 1.5, 1.5]
 
 
 def test_nothing_is_started_ahead_once_a_tune_has_ended(tmp_path: Path) -> None:
