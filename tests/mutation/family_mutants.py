@@ -268,6 +268,25 @@ FAMILIES = (
         {"splits": 2, "segments": 4, "steps": 8},
     ),
     Family(
+        "wkv4", "forward", "running_max",
+        "B=1,T=90,C=13,dtype=fp32,initial_state_dtype=fp32,final_state_dtype=fp32",
+        (
+            Mistake("steps of the last round", r"!kFinalState \|\| first \+ kRound <= end", "true"),
+            Mistake("largest term", r"larger\(old \* most, now \* later\.most\)",
+                    "larger(most, later.most)"),
+            Mistake("largest exponent", r"larger\(largest \+ decay\.natural,", "larger(largest,"),
+            Mistake("largest key of a segment",
+                    r"sums\[j\]\.largest = larger\(sums\[j\]\.largest \+ channel\[j\]\.decay,",
+                    "sums[j].largest = larger(sums[j].largest,"),
+            Mistake("unit of a state", r"factor = most > 0\.0f \? 1\.0f / most : 1\.0f;",
+                    "factor = 1.0f;"),
+            Mistake("denominator that is NaN", r"bits = bits == 0x7f800000u \? 0 : bits;", ";"),
+            Mistake("block of the last part", r"\(kSplits == 1 \|\| end == T\)", "true"),
+            Mistake("largest term of a part", r"sum\.most = at\[4 \* C\];", ";"),
+        ),
+        {"splits": 2, "segments": 4, "steps": 8},
+    ),
+    Family(
         "wkv4", "backward", "scan",
         "B=2,T=170,C=13,dtype=fp32,decay_form=raw,initial_state_dtype=fp32,final_state_dtype=fp32",
         (

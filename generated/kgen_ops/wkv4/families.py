@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "34f43c910bb6132abb1b0eb26774ee7b"
+HEADERS = "fc5a1cec522a8eb99a633fc60d4f8d1c"
 
 
 def forward_running_max(file: KernelFile, call: Call) -> Run:
@@ -320,7 +320,7 @@ def backward_scan(file: KernelFile, call: Call) -> Run:
     return run
 
 FORWARD_RUNNING_MAX_NAMED: dict[str, Callable[[Call], Any]] = {
-    "pair_floats": lambda call: 3,
+    "pair_floats": lambda call: 3 if call.final_state_itemsize == 0 else 5,
     "round_steps": lambda call: call.segments * call.steps,
     "split_steps": lambda call: round_up(max(ceil_div(call.T, call.splits), 1), call.round_steps),
     "split_count": lambda call: max(ceil_div(call.T, call.split_steps), 1),
@@ -388,7 +388,6 @@ FORWARD = (
         named=FORWARD_RUNNING_MAX_NAMED,
         is_safe=False,
         admits=(
-            lambda call: call.final_state_dtype == 'none',
             lambda call: max(call.k_stride_T, call.v_stride_T, call.y_stride_T) < 2147483648,
         ),
         fits=(
@@ -401,6 +400,7 @@ FORWARD = (
             lambda call: call.held_registers + call.other_registers <= call.registers,
             lambda call: call.splits == 1 or call.splits <= call.T,
             lambda call: call.segments == 1 or call.vec <= call.segments,
+            lambda call: call.segments > 1 or call.final_state_dtype == 'none',
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
             lambda call: call.k_stride_B % call.vec == 0,

@@ -190,7 +190,7 @@ KGEN_DEVICE void carry_parts(const Arguments& x, const Place& place, const Slots
     float exponent = 0.0f;  // of the state where `after` is
     if constexpr (kSplits > 1) {
         const WholeDecay decay = WholeDecay::of(log_decay, x.split_steps);
-        const kgen::wkv4::WholeRows states{x.part_states, x.C}, gradients{x.part_gradients, x.C};
+        const kgen::wkv4::WholeRows<> states{x.part_states, x.C}, gradients{x.part_gradients, x.C};
         const i64 row = place.b * x.split_count;
         Sum before;
 #pragma unroll 4
@@ -260,7 +260,7 @@ KGEN_DEVICE void take_part(const Arguments& x) {
 
     const i64 own_c = place.of_column(own);
     const bool scans = own < kColumns && own_c < x.C;
-    const kgen::wkv4::WholeRows states{x.round_states, x.C};
+    const kgen::wkv4::WholeRows<> states{x.round_states, x.C};
     const i64 first_row = place.b * x.rounds;
     const Slots carried{gradient_slots.memory + kSegments * Slots::kFloats};
     Sum loaded;  // the state before the round, of the thread's column, from the part's beginning on
@@ -423,7 +423,7 @@ KGEN_DEVICE void take_part(const Arguments& x) {
         if (scans) {
             const Gradient after = carried.gradient(0, own);
             const Sum found{carried.at(0, own)[2], after.a, after.b};
-            kgen::wkv4::WholeRows{x.part_gradients, x.C}.put(
+            kgen::wkv4::WholeRows<>{x.part_gradients, x.C}.put(
                 place.b * x.split_count + place.split, own_c, found);
         }
         return;
@@ -487,7 +487,7 @@ wkv4_round_states(const Value* __restrict__ k,       // [B, T, C]
 
     const i64 own_c = place.of_column(own);
     const bool scans = own < kColumns && own_c < C;
-    const kgen::wkv4::WholeRows states{round_states, C};
+    const kgen::wkv4::WholeRows<> states{round_states, C};
     Sum state;
     WholeDecay decay;
     if (scans) decay = WholeDecay::of(decay_of(w, own_c), kSteps);
@@ -520,7 +520,7 @@ wkv4_round_states(const Value* __restrict__ k,       // [B, T, C]
         stage = stage + 1 == kStateStages ? 0 : stage + 1;
     }
     if (kSplits > 1 && scans)
-        kgen::wkv4::WholeRows{part_states, C}.put(place.b * split_count + place.split, own_c, state);
+        kgen::wkv4::WholeRows<>{part_states, C}.put(place.b * split_count + place.split, own_c, state);
 }
 
 KGEN_EXPORT(wkv4_round_states);

@@ -85,9 +85,12 @@ struct WholeSum {
     float largest = kEmpty, most = 0.0f;
 
     // Scales the sums by the power of two that brings `size`, which is of the order of a or b, to between 1 and 2. Does
-    // nothing if `size` is 0.
+    // nothing if `size` is 0; with `Largest` also if it is not finite.
     KGEN_DEVICE void normalise(float size) {
-        u32 bits = min(bit_cast<u32>(size) & 0x7f800000u, 0x7e800000u);
+        u32 bits = bit_cast<u32>(size) & 0x7f800000u;
+        // A denominator that is NaN or Inf must not make the numerator of a returned state vanish.
+        if constexpr (Largest) bits = bits == 0x7f800000u ? 0 : bits;
+        bits = min(bits, 0x7e800000u);
         bits = bits == 0 ? 0x3f800000u : bits;
         const float scale = bit_cast<float>(0x7f000000u - bits);
         exponent += static_cast<float>(static_cast<int>(bits >> 23) - 127);
@@ -114,6 +117,14 @@ struct WholeSum {
     KGEN_DEVICE static WholeSum of_state(const float* states, i64 column) {
         if (states == nullptr) return {};
         return of_natural(states[column * 3 + 2], states[column * 3], states[column * 3 + 1]);
+    }
+
+    // Writes element `column` of [B * C, 3], in the unit of the largest term.
+    KGEN_DEVICE void store_state(float* states, i64 column) const {
+        const float factor = most > 0.0f ? 1.0f / most : 1.0f;
+        states[column * 3] = factor * a;
+        states[column * 3 + 1] = factor * b;
+        states[column * 3 + 2] = largest;
     }
 
     // a e^natural and b e^natural.
@@ -163,9 +174,10 @@ struct WholeSlots {
     }
 };
 
-// Sums in memory, without their largest terms: float [rows][3][C].
+// Sums in memory: float [rows][kFloats][C].
+template <bool Largest = false>
 struct WholeRows {
-    using S = WholeSum<false>;
+    using S = WholeSum<Largest>;
 
     float* memory;
     i64 C;
@@ -175,10 +187,19 @@ struct WholeRows {
         at[0] = sum.exponent;
         at[C] = sum.a;
         at[2 * C] = sum.b;
+        if constexpr (Largest) {
+            at[3 * C] = sum.largest;
+            at[4 * C] = sum.most;
+        }
     }
     KGEN_DEVICE S get(i64 row, i64 c) const {
         const float* at = memory + row * S::kFloats * C + c;
-        return {at[0], at[C], at[2 * C]};
+        S sum{at[0], at[C], at[2 * C]};
+        if constexpr (Largest) {
+            sum.largest = at[3 * C];
+            sum.most = at[4 * C];
+        }
+        return sum;
     }
     KGEN_DEVICE float exponent(i64 row, i64 c) const { return memory[row * S::kFloats * C + c]; }
 };

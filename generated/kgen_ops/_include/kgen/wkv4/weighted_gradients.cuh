@@ -168,7 +168,7 @@ struct SegmentStates {
 
     // `row`: the segment's row. The row after the last segment has the final gradient, whose exponent is negated, or
     // nothing.
-    KGEN_DEVICE void load(const WholeRows& rows, i64 row, i64 c, bool last, bool final_gradient) {
+    KGEN_DEVICE void load(const WholeRows<>& rows, i64 row, i64 c, bool last, bool final_gradient) {
 #pragma unroll
         for (int j = 0; j < Width; ++j) {
             before[j] = rows.get(row, c + j);

@@ -1,6 +1,6 @@
-// digest: 94b50c01bd57
+// digest: 40b1f9e6676c
 // Rendered by kgen from templates/wkv4/forward_running_max.cu.jinja
-// config: running_max(lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=22)
+// config: running_max(lanes=32, vec=2, segments=4, steps=16, prefetch=true, min_blocks=3, splits=1)
 // problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
 // wkv4 forward by segments of time whose exponents follow their running maximum, with the same instructions for all
 // values. k and v are read once (kSplits > 1: twice).
@@ -19,7 +19,7 @@
 //   wkv4_split_sums  sums the terms of each part, a block per part and kColumns channels
 //   wkv4_forward     begins with the sums of the parts before its own
 //
-// Shared memory (dynamic): float [kSegments][3][kColumns], slots of sums. Between B and A a thread reads and writes
+// Shared memory (dynamic): float [kSegments][kFloats][kColumns], slots of sums. Between B and A a thread reads and writes
 // only its own slot, so that one set of slots is sufficient for all rounds.
 #include "kgen/primitives/block.cuh"
 #include "kgen/wkv4/running_max.cuh"
@@ -34,25 +34,26 @@ using kgen::wkv4::WholeDecay;
 
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
+constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 constexpr int kLanes = 32;        // threads side by side along the channels
 constexpr int kVec = 2;            // adjacent channels of a thread
-constexpr int kSegments = 8;  // segments of a round, a row of threads each
+constexpr int kSegments = 4;  // segments of a round, a row of threads each
 constexpr int kSteps = 16;        // of a segment
-constexpr bool kPrefetch = false;  // load the next round's steps before computing this round's
-constexpr int kSplits = 22;      // parts of T, at most
-constexpr int kMinBlocks = 2;
+constexpr bool kPrefetch = true;  // load the next round's steps before computing this round's
+constexpr int kSplits = 1;      // parts of T, at most
+constexpr int kMinBlocks = 3;
 constexpr int kThreads = kLanes * kSegments;
 constexpr int kColumns = kLanes * kVec;
 constexpr int kRound = kSegments * kSteps;
 
 using Rows = kgen::wkv4::StepRows<const Value, kVec>;
 using Loaded = kgen::wkv4::Loaded<Value, kVec, kSteps>;
-using Sum = kgen::wkv4::WholeSum<false>;
-using Slots = kgen::wkv4::WholeSlots<kColumns, false>;
-using SumRows = kgen::wkv4::WholeRows;
+using Sum = kgen::wkv4::WholeSum<kFinalState>;
+using Slots = kgen::wkv4::WholeSlots<kColumns, kFinalState>;
+using SumRows = kgen::wkv4::WholeRows<kFinalState>;
 
 static_assert(kThreads <= 1024 && kThreads % kgen::kWarpSize == 0, "whole warps, one block");
-static_assert(!kgen::kPresent<kgen::none>, "the search space refuses a final state");
+static_assert(kSegments > 1 || !kFinalState, "one segment does not keep its largest term");
 static_assert(kSegments == 1 || kVec <= kSegments, "a thread for each channel");
 
 // The place of a thread's channels, or of a column of shared memory: channel column / kLanes of lane column % kLanes.
@@ -104,7 +105,7 @@ wkv4_split_sums(const Value* __restrict__ k,      // [B, T, C]
                 const Value* __restrict__ v,      // [B, T, C]
                 const W* __restrict__ w,          // [C]
                 const U* __restrict__ u,          // [C]
-                float* __restrict__ split_sums,   // [B, split_count, 3, C]
+                float* __restrict__ split_sums,   // [B, split_count, kFloats, C]
                 i64 T, i64 C, i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
                 i64 split_steps, i64 split_count) {
     // The sum of the last part is not needed, and all steps of the other parts exist. A segment is a kSegments-th of
@@ -177,8 +178,8 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
              const U* __restrict__ u,                  // [C]
              const float* __restrict__ initial_state,  // [B, C, 3] or null
              Value* __restrict__ y,                    // [B, T, C]
-             float* __restrict__ final_state,          // null
-             float* __restrict__ split_sums,           // [B, split_count, 3, C]
+             float* __restrict__ final_state,          // [B, C, 3] or null
+             float* __restrict__ split_sums,           // [B, split_count, kFloats, C]
              i64 T, i64 C, i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
              i64 y_stride_B, i64 y_stride_T, i64 split_steps, i64 split_count) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -204,8 +205,9 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
     kgen::wkv4::RunningState state[kVec];
     Sum before;
     WholeDecay decay;
+    float own_decay = 0.0f;
     if (scans) {
-        const float own_decay = kgen::wkv4::log_decay<kForm>(kgen::to_float(w[own_c]));
+        own_decay = kgen::wkv4::log_decay<kForm>(kgen::to_float(w[own_c]));
         decay = WholeDecay::of(own_decay, kSteps);
         before = state_before(initial_state, split_sums, place, own_c, C, own_decay, split_steps,
                               split_count);
@@ -245,10 +247,16 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
             for (int j = 0; j < kVec; ++j) slots.put(segment, j * kLanes + lane, sums[j]);
             kgen::sync_block();  // A
 
-            // 2. The states before the segments. The last round may have fewer steps; no output follows them.
+            // 2. The states before the segments. The last round may have fewer steps; they matter to the final state
+            // alone.
             if (scans) {
+                const bool whole = !kFinalState || first + kRound <= end;
 #pragma unroll 8
                 for (int i = 0; i < kSegments; ++i) {
+                    if (!whole) {
+                        const int there = kgen::wkv4::steps_before<kSteps>(first + i * kSteps, end);
+                        decay = WholeDecay::of(own_decay, there);
+                    }
                     const Sum sum = slots.get(i, own);
                     slots.put(i, own, before);
                     before.append(decay, sum);
@@ -279,6 +287,8 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
             kgen::wkv4::load_steps(v_held, v_rows, v_rows.at(t), count);
         }
     }
+
+    if (kFinalState && scans && (kSplits == 1 || end == T)) before.store_state(final_state, place.b * C + own_c);
 }
 
 KGEN_EXPORT(wkv4_forward);

@@ -1,4 +1,4 @@
-// digest: aea103201d7b
+// digest: 4d45ced8749f
 // Rendered by kgen from templates/wkv4/backward_running_max.cu.jinja
 // config: running_max(lanes=32, vec=2, segments=8, steps=8, prefetch=true, min_blocks=1, step_weights=true)
 // problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
@@ -58,7 +58,7 @@ using State = kgen::wkv4::WholeSum<kFinalState>;
 using Sum = kgen::wkv4::WholeSum<false>;
 using StateSlots = kgen::wkv4::WholeSlots<kColumns, kFinalState>;
 using Slots = kgen::wkv4::WholeSlots<kColumns, false>;
-using SumRows = kgen::wkv4::WholeRows;
+using SumRows = kgen::wkv4::WholeRows<>;
 using Running = kgen::wkv4::RunningState;
 using Gradient = kgen::wkv4::StateGradient;
 using GradientSlots = kgen::wkv4::GradientSlots<kColumns>;
