@@ -8,8 +8,8 @@
 //     wkv_backward_gradients  one block per segment: loops backward over its chunks, all gradients
 //     wkv_backward_reduce     gu, and wkv5's gw
 //
-// Formulas, shared memory and barriers: kgen/wkv6/segment_states.cuh, kgen/wkv/state_loop.cuh,
-// kgen/wkv6/gradient_loop.cuh.
+// Formulas, shared memory and barriers: kgen/wkv6/segmented_gradients.cuh, kgen/wkv6/segment_states.cuh,
+// kgen/wkv/state_loop.cuh, kgen/wkv6/gradient_loop.cuh.
 #include "kgen/wkv/reduce.cuh"
 #include "kgen/wkv6/segmented_gradients.cuh"
 

@@ -1103,7 +1103,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="b9bf7a835e45",
+        kernel="f00fc0c917ac",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=4, stages=4, gradient_terms=1, segments=8)"

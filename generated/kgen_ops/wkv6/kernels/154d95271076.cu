@@ -1,6 +1,6 @@
-// digest: 30fa8f35d1ec
+// digest: 154d95271076
 // Rendered by kgen from templates/wkv/backward_chunk_halving_segments.cu.jinja
-// config: chunk_halving_segments(copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=5)
+// config: chunk_halving_segments(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, segments=8)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 backward for few heads: backward_chunk_halving with segments of T that run concurrently; bf16, also w.
 //
@@ -9,8 +9,8 @@
 //     wkv_backward_gradients  one block per segment: loops backward over its chunks, all gradients
 //     wkv_backward_reduce     gu, and wkv5's gw
 //
-// Formulas, shared memory and barriers: kgen/wkv6/segment_states.cuh, kgen/wkv/state_loop.cuh,
-// kgen/wkv6/gradient_loop.cuh.
+// Formulas, shared memory and barriers: kgen/wkv6/segmented_gradients.cuh, kgen/wkv6/segment_states.cuh,
+// kgen/wkv/state_loop.cuh, kgen/wkv6/gradient_loop.cuh.
 #include "kgen/wkv/reduce.cuh"
 #include "kgen/wkv6/segmented_gradients.cuh"
 
@@ -27,8 +27,8 @@ using kgen::wkv::Span;
 using kgen::wkv::step_pointer;
 using kgen::wkv::step_rows;
 
-constexpr int kSegments = 5;     // segments of T
-constexpr int kStages = 4;         // buffers of 32 steps in shared memory, second kernel
+constexpr int kSegments = 8;     // segments of T
+constexpr int kStages = 3;         // buffers of 32 steps in shared memory, second kernel
 constexpr int kCopyBytes = 16;  // bytes of one asynchronous copy
 constexpr bool kPdl = false;              // programmatic dependent launch
 constexpr bool kPacked = kgen::kPresent<Offset>;

@@ -1,4 +1,4 @@
-// digest: 5a8cb6ad25a6
+// digest: 613a12bef8a7
 // Rendered by kgen from templates/wkv/backward_chunk_halving_segments.cu.jinja
 // config: chunk_halving_segments(copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=4)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
@@ -9,8 +9,8 @@
 //     wkv_backward_gradients  one block per segment: loops backward over its chunks, all gradients
 //     wkv_backward_reduce     gu, and wkv5's gw
 //
-// Formulas, shared memory and barriers: kgen/wkv6/segment_states.cuh, kgen/wkv/state_loop.cuh,
-// kgen/wkv6/gradient_loop.cuh.
+// Formulas, shared memory and barriers: kgen/wkv6/segmented_gradients.cuh, kgen/wkv6/segment_states.cuh,
+// kgen/wkv/state_loop.cuh, kgen/wkv6/gradient_loop.cuh.
 #include "kgen/wkv/reduce.cuh"
 #include "kgen/wkv6/segmented_gradients.cuh"
 

@@ -1,6 +1,6 @@
-// digest: 7cc003315b73
+// digest: f00fc0c917ac
 // Rendered by kgen from templates/wkv/backward_chunk_halving_segments.cu.jinja
-// config: chunk_halving_segments(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, segments=8)
+// config: chunk_halving_segments(copy_bytes=16, min_blocks=1, groups=4, stages=4, gradient_terms=1, segments=8)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 backward for few heads: backward_chunk_halving with segments of T that run concurrently; bf16, also w.
 //
@@ -9,8 +9,8 @@
 //     wkv_backward_gradients  one block per segment: loops backward over its chunks, all gradients
 //     wkv_backward_reduce     gu, and wkv5's gw
 //
-// Formulas, shared memory and barriers: kgen/wkv6/segment_states.cuh, kgen/wkv/state_loop.cuh,
-// kgen/wkv6/gradient_loop.cuh.
+// Formulas, shared memory and barriers: kgen/wkv6/segmented_gradients.cuh, kgen/wkv6/segment_states.cuh,
+// kgen/wkv/state_loop.cuh, kgen/wkv6/gradient_loop.cuh.
 #include "kgen/wkv/reduce.cuh"
 #include "kgen/wkv6/segmented_gradients.cuh"
 
@@ -28,7 +28,7 @@ using kgen::wkv::step_pointer;
 using kgen::wkv::step_rows;
 
 constexpr int kSegments = 8;     // segments of T
-constexpr int kStages = 3;         // buffers of 32 steps in shared memory, second kernel
+constexpr int kStages = 4;         // buffers of 32 steps in shared memory, second kernel
 constexpr int kCopyBytes = 16;  // bytes of one asynchronous copy
 constexpr bool kPdl = false;              // programmatic dependent launch
 constexpr bool kPacked = kgen::kPresent<Offset>;
@@ -37,12 +37,12 @@ struct Config {
     using W = ::W;
     using U = ::U;
     static constexpr auto kForm = kgen::DecayForm::raw;  // of w
-    static constexpr bool kPerStep = true;                  // w is [B, T, H, K], not [H, K]
+    static constexpr bool kPerStep = false;                  // w is [B, T, H, K], not [H, K]
     static constexpr int kK = 64;
     static constexpr int kV = 64;
-    static constexpr int kGroups = 3;  // groups of warps, which take chunks in turn
+    static constexpr int kGroups = 4;  // groups of warps, which take chunks in turn
     static constexpr int kVec = kCopyBytes / static_cast<int>(sizeof(Value));
-    static constexpr int kTerms = 2;  // bf16 terms of the state's gradient in products with v and S
+    static constexpr int kTerms = 1;  // bf16 terms of the state's gradient in products with v and S
     static constexpr bool kRowCopies = false;  // copies and writes are of whole rows
     static constexpr int kSegments = ::kSegments;
 };
@@ -93,9 +93,8 @@ wkv_segment_states(const Value* __restrict__ gy,           // [B, T, H, V]
                    i64 N, i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                    i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B, i64 k_stride_T,
                    i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
-                   i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
                    float scale) {
-    const Rows<const W> w_rows{w, w_stride_B, w_stride_T, w_stride_H};
+    const Rows<const W> w_rows = kgen::wkv::same_at_every_step(w, Config::kK);
     // Blocks for the state and blocks for its gradient alternate, so that blocks that read the same w are near each
     // other.
     if (blockIdx.x % 2 == 0) {
@@ -119,10 +118,9 @@ wkv_backward_states(const Value* __restrict__ k,          // [B, T, H, K]
                     u32* __restrict__ states,             // [chunks, K / 16, V / 16, 32, 4], pairs
                     i64 N, i64 T, i64 H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H,
                     i64 v_stride_B, i64 v_stride_T, i64 v_stride_H
-                    , i64 w_stride_B, i64 w_stride_T, i64 w_stride_H
                     ) {
     if constexpr (kPdl) kgen::griddepcontrol_launch_dependents();
-    const Rows<const W> w_rows{w, w_stride_B, w_stride_T, w_stride_H};
+    const Rows<const W> w_rows = kgen::wkv::same_at_every_step(w, Config::kK);
     Gradients::write_states({}, N, T, H, cu_seqlens, {k, k_stride_B, k_stride_T, k_stride_H},
                             {v, v_stride_B, v_stride_T, v_stride_H}, w_rows, segment_sums, segment_decays, states);
 }
@@ -144,16 +142,14 @@ wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
                        Value* __restrict__ gr,                  // [B, T, H, K]
                        Value* __restrict__ gk,                  // [B, T, H, K]
                        Value* __restrict__ gv,                  // [B, T, H, V]
-                       W* __restrict__ gw,                      // [B, T, H, K]
+                       float* __restrict__ gw_parts,            // [N, H, segments, groups, K]
                        float* __restrict__ gu_parts,            // [N, H, segments, groups, K]
                        i64 N, i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                        i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B, i64 k_stride_T,
                        i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
-                       i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
                        i64 gr_stride_B, i64 gr_stride_T, i64 gr_stride_H, i64 gk_stride_B,
                        i64 gk_stride_T, i64 gk_stride_H, i64 gv_stride_B, i64 gv_stride_T,
                        i64 gv_stride_H,
-                       i64 gw_stride_B, i64 gw_stride_T, i64 gw_stride_H,
                        float scale) {
     if constexpr (kPdl) {
         kgen::griddepcontrol_launch_dependents();
@@ -164,7 +160,7 @@ wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
     const i64 head = segment.head, h = segment.h;
     const Rows<const Value> gy_rows{gy, gy_stride_B, gy_stride_T, gy_stride_H};
     const Rows<const Value> r_rows{r, r_stride_B, r_stride_T, r_stride_H};
-    const Rows<const W> w_rows{w, w_stride_B, w_stride_T, w_stride_H};
+    const Rows<const W> w_rows = kgen::wkv::same_at_every_step(w, Config::kK);
     const auto after = Gradients::gradient_after({}, segment, N, H, gy_rows, r_rows, w_rows, gfinal_state, segment_sums,
                                                  segment_decays, scale);
     const i64 parts = (head * kSegments + segment.segment) * Config::kGroups * Config::kK;
@@ -182,8 +178,8 @@ wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
         step_rows(Rows<Value>{gr, gr_stride_B, gr_stride_T, gr_stride_H}, span, h),
         step_rows(Rows<Value>{gk, gk_stride_B, gk_stride_T, gk_stride_H}, span, h),
         step_rows(Rows<Value>{gv, gv_stride_B, gv_stride_T, gv_stride_H}, span, h),
-        step_rows(Rows<W>{gw, gw_stride_B, gw_stride_T, gw_stride_H}, span, h),
-        gu_parts + parts, nullptr,
+        {},
+        gu_parts + parts, gw_parts + parts,
         scale};
     kgen::sync_block();
     Loop{shared}();
@@ -193,10 +189,17 @@ KGEN_EXPORT(wkv_backward_gradients);
 
 extern "C" __global__ void __launch_bounds__(kReduceThreads)
 wkv_backward_reduce(
+                    const float* __restrict__ gw_parts,  // [N, H, segments, groups, K]
                     const float* __restrict__ gu_parts,  // [N, H, segments, groups, K]
+                    W* __restrict__ gw,                  // [H, K]
                     U* __restrict__ gu,                  // [H, K]
                     i64 N, i64 H) {
-    sum_groups(blockIdx.x, gu_parts, N, H, gu);
+    const i64 blocks = gridDim.x / 2, block = blockIdx.x;  // gu, then gw
+    if (block < blocks) {
+        sum_groups(block, gu_parts, N, H, gu);
+    } else {
+        sum_groups(block - blocks, gw_parts, N, H, gw);
+    }
 }
 
 KGEN_EXPORT(wkv_backward_reduce);
