@@ -361,7 +361,7 @@ class _Operator:
                 yield of_gpu | {dim.name: max(extent, dim.smallest) for dim in dims}
 
     def _take(self, today: CurrentRow, kernel: str, arch: str) -> None:
-        """Take over the current text and, for a row, its cubin if it was compiled.
+        """Take over the current text, if the library lacks it, and a row's cubin if it was compiled.
 
         Args:
             today: The current text.
@@ -369,7 +369,7 @@ class _Operator:
             arch: The row's architecture; empty for a safe kernel, which has no cubin.
         """
         digest = today.rendered.digest
-        if digest != kernel:
+        if digest != kernel or not (self._kernels / f"{digest}.cu").exists():
             self._files[f"{digest}.cu"] = today.rendered.source.encode()
         if arch and (digest, arch) in self._builds.today:
             self._files[f"{digest}.{arch}.cubin"] = self._builds.image(digest, arch)

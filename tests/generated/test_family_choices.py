@@ -63,7 +63,7 @@ CASES = (
     ("wkv5", "B=1,T=8192,H=24,D=64,dtype=bf16", "segments=", "warp_specialized("),
     # Few short rows: no more threads than a row has vectors, and no fewer lanes of a warp.
     ("rmsnorm", "M=32,N=256,dtype=bf16", "lanes_per_row=32,", "lanes_per_row=512"),
-    ("rmsnorm", "M=1,N=640,dtype=bf16", "lanes_per_row=32,", "lanes_per_row=16"),
+    ("rmsnorm", "M=1,N=640,dtype=bf16", "row_per_block(threads=32,", "lanes_per_row=16"),
     ("rmsnorm", "M=32768,N=256,dtype=bf16", "lanes_per_row=8,", "lanes_per_row=4,"),
     # Final states in bf16: the first kernel computes them; not without one.
     ("wkv6", f"B=4,T=2048,H=40,D=64,{WKV7},decay_form=raw,{STATES}", "warp_specialized_states",

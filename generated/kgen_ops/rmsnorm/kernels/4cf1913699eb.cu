@@ -1,7 +1,7 @@
-// digest: 2cbce4dd2f01
+// digest: 4cf1913699eb
 // Rendered by kgen from templates/rmsnorm/forward_rows_in_registers.cu.jinja
-// config: rows_in_registers(lanes_per_row=128, groups_per_block=1, rows_per_group=1, vec=4, weight_load=before_reduction, persistent=false, prefetch=false, load_cache=evict_last, store_cache=normal, min_blocks=1)
-// problem: N=4096, dtype=fp32, w_dtype=fp32, residual_dtype=none, rstd_dtype=none
+// config: rows_in_registers(lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, weight_load=before_reduction, persistent=false, prefetch=false, load_cache=no_l1, store_cache=evict_first, min_blocks=1)
+// problem: N=2048, dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=none
 // RMSNorm forward, rows held in registers.
 //
 //     y[m, n] = x[m, n] * (offset + w[n]) * rsqrt(mean_n(x[m, n]^2) + eps)
@@ -19,24 +19,24 @@
 
 namespace {
 
-using T = float;
-using W = float;
+using T = kgen::bf16;
+using W = kgen::bf16;
 using Residual = kgen::none;
 using Rstd = kgen::none;
 
 // When w is loaded: with x before the reduction, after it, or once per persistent block.
 enum class WeightLoad { before_reduction, after_reduction, resident };
 
-constexpr int kN = 4096;
-constexpr int kLanes = 128;         // threads that share a row: a group
+constexpr int kN = 2048;
+constexpr int kLanes = 256;         // threads that share a row: a group
 constexpr int kGroups = 1;
 constexpr int kRows = 1;         // rows that a group holds at once
-constexpr int kVec = 4;                     // elements per access
+constexpr int kVec = 8;                     // elements per access
 constexpr bool kPersistent = false;
 constexpr bool kPrefetch = false;
 constexpr WeightLoad kWeightLoad = WeightLoad::before_reduction;
-constexpr kgen::Cache kLoad = kgen::Cache::evict_last;
-constexpr kgen::Cache kStore = kgen::Cache::normal;
+constexpr kgen::Cache kLoad = kgen::Cache::no_l1;
+constexpr kgen::Cache kStore = kgen::Cache::evict_first;
 constexpr int kMinBlocks = 1;        // blocks per SM that registers leave room for
 
 constexpr bool kWeighted = kgen::kPresent<W>;
