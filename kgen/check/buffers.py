@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -75,7 +76,7 @@ class Guarded:
             # The first spoiled word depends on the size of the buffer: so buffers differ, and the
             # first element is spoiled in some of them.
             first = min(data.numel() * 7 // 16 % _SPOILED_STEP, max(data.numel() - 1, 0))
-            data[first::_SPOILED_STEP] = LARGE
+            data[first::_SPOILED_STEP].fill_(LARGE)
         elif isinstance(kind.value, int):
             self.arena[self.start : self.stop].fill_(kind.value)
 
@@ -170,13 +171,84 @@ def fingerprint(buffer: Guarded) -> Tensor:
     second buffer of that size. Any single change is detected; several changes go undetected only if
     they cancel exactly within one sum.
     """
+    return Together({"": buffer}).prints()
+
+
+def _words(buffer: Guarded) -> Tensor:
+    """The words of a fingerprint; those of a small arena are not copied."""
     if isinstance(buffer, Far):
-        return buffer.tensor.contiguous().view(torch.int16)
+        return buffer.tensor.contiguous().view(torch.int16).flatten().long()
     words = buffer.arena.view(torch.int64)
     rows = words.numel() // _COLUMNS
     if rows < 2:
-        return words.clone()
+        return words
     body = words[: rows * _COLUMNS].view(rows, _COLUMNS).sum(dim=0)
     rest = words[rows * _COLUMNS :]
     body[: rest.numel()] += rest
     return body
+
+
+class Together:
+    """Several buffers, whose bits are read and compared together.
+
+    On a GPU, the launches of small operations take most of a certificate's time. So all buffers
+    share one operation, and results are told apart by buffer at the end only.
+    """
+
+    def __init__(self, buffers: Mapping[str, Guarded]) -> None:
+        self._buffers = dict(buffers)
+        self._lengths: list[int] = []
+
+    def prints(self) -> Tensor:
+        """The fingerprints of all buffers, one after the other."""
+        words = [_words(buffer) for buffer in self._buffers.values()]
+        self._lengths = [part.numel() for part in words]
+        return torch.cat(words) if words else torch.zeros(0, dtype=torch.int64)
+
+    def contents(self) -> Tensor:
+        """A copy of all arenas, one after the other."""
+        arenas = [buffer.arena for buffer in self._buffers.values()]
+        self._lengths = [arena.numel() for arena in arenas]
+        return torch.cat(arenas) if arenas else torch.zeros(0, dtype=torch.int16)
+
+    def put_back(self, contents: Tensor) -> None:
+        """Overwrite all arenas with an earlier `contents`."""
+        lengths = [buffer.arena.numel() for buffer in self._buffers.values()]
+        parts = torch.split(contents, lengths)
+        for buffer, part in zip(self._buffers.values(), parts, strict=True):
+            buffer.arena.copy_(part)
+
+    def where(self, differs: Tensor | None) -> list[str]:
+        """The buffers of which an element differs.
+
+        Args:
+            differs: A bool for each element of the last `prints` or `contents`; None: nothing was
+                compared.
+        """
+        if differs is None:
+            return []
+        parts = torch.split(differs, self._lengths)
+        return [name for name, part in zip(self._buffers, parts, strict=True) if bool(part.any())]
+
+    def is_damaged(self, device: torch.device) -> Tensor:
+        """Whether any guard was overwritten, as a 0-d bool tensor."""
+        guards = [
+            guard
+            for buffer in self._buffers.values()
+            if not isinstance(buffer, Far)
+            for guard in (buffer.arena[: buffer.start], buffer.arena[buffer.stop :])
+        ]
+        if not guards:
+            return torch.zeros((), dtype=torch.bool, device=device)
+        return (torch.cat(guards) != PATTERN).any()
+
+    def damages(self) -> list[str]:
+        """Describe which guards were overwritten."""
+        told = []
+        for name, buffer in self._buffers.items():
+            before, after = buffer.damage()
+            if bool(before):
+                told.append(f"wrote before the start of {name}")
+            if bool(after):
+                told.append(f"wrote past the end of {name}")
+        return told

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kgen.check.buffers import Fill, Guarded, NoRoomError, fingerprint, guarded
+from kgen.check.buffers import Fill, Guarded, NoRoomError, Together, guarded
 from kgen.check.case import NORMAL, one_by_one, other_case
 from kgen.check.errors import (
     explained,
@@ -24,9 +24,10 @@ from kgen.check.errors import (
 from kgen.check.fixture import Admits, Fixture, guard_numbers
 from kgen.check.input_set import InputSet
 from kgen.check.moved import moved
+from kgen.check.oracle import read
 from kgen.check.parts import places_of, set_costs
 from kgen.check.precision import torch_dtype
-from kgen.check.scratch import ScratchState
+from kgen.check.scratch import ScratchState, either
 from kgen.check.set_limits import Threads
 from kgen.check.steps import Step, steps_of
 from kgen.check.verdict import Verdict, verdict_from
@@ -190,8 +191,10 @@ class _Check:
         self._made = made
         self._bitwise = bitwise
         self._mean = mean
-        self._changed: dict[str, Tensor] = {}
-        self._differs_elsewhere: dict[str, Tensor] = {}
+        self._results = Together(made.results)
+        self._changed: Tensor | None = None  # bits of the inputs, as in `InputSet.prints`
+        self._differs: Tensor | None = None  # bits of the results, from launch to launch
+        self._differs_elsewhere: Tensor | None = None
         self._scratch_state = ScratchState({})
         self._scratch = {w.name: _workspace(w, made.problem, fixture.device) for w in workspaces}
 
@@ -202,8 +205,7 @@ class _Check:
         for buffer in outputs.values():
             buffer.reset()
         launch = bind(tensors, self._fixture.scalars_of(made.case))
-        differs: dict[str, Tensor] = {}
-        first: dict[str, Tensor] = {}
+        first: Tensor | None = None
         scratch = self._scratch_state = ScratchState(self._scratch if self._bitwise else {})
         errors: list[dict[str, Tensor]] = []
         holds_own = True
@@ -228,19 +230,25 @@ class _Check:
                 elsewhere.clear()
                 scratch.keep()
                 bind(elsewhere.tensors | workspaces, self._fixture.scalars_of(made.case))()
-                for name, bits in elsewhere.prints(made.results).items():
-                    self._compare_bits(name, bits, first, self._differs_elsewhere)
+                bits = elsewhere.prints(made.results)
+                if first is None:
+                    first = bits
+                else:
+                    self._differs_elsewhere = either(self._differs_elsewhere, bits != first)
                 scratch.put_back()  # restore the workspaces for the next launch
                 elsewhere = None
             if not step.own:
                 continue
             if self._bitwise:
-                for name, buffer in made.results.items():
-                    self._compare_bits(name, fingerprint(buffer), first, differs)
+                bits = self._results.prints()
+                if first is None:
+                    first = bits
+                else:
+                    self._differs = either(self._differs, bits != first)
             # If all launches must agree bit by bit, comparing the last with the oracle suffices.
             if step is steps[-1] or not self._bitwise:
                 errors.append(self._errors())
-        return self._verdict(differs, errors, launch)
+        return self._verdict(errors, launch)
 
     def _put_values(self, *, own: bool) -> None:
         """Fill the inputs with the set's own values, or with ordinary ones of another seed.
@@ -252,26 +260,13 @@ class _Check:
         if own:
             self._fixture.put_values(made, made.case)
             return
-        self._changed |= self._changes()
+        self._look_for_changes()
         self._fixture.put_values(made, other_case(made.case))
 
-    def _changes(self) -> dict[str, Tensor]:
-        """Per input, whether its bits have changed, now or at an earlier check."""
-        found = {}
-        for name in self._made.inputs:
-            now = (self._made.print_of(name) != self._made.prints[name]).any()
-            found[name] = self._changed[name] | now if name in self._changed else now
-        return found
-
-    @staticmethod
-    def _compare_bits(
-        name: str, bits: Tensor, first: dict[str, Tensor], differs: dict[str, Tensor]
-    ) -> None:
-        if name not in first:
-            first[name] = bits
-            return
-        now = (bits != first[name]).any()
-        differs[name] = differs[name] | now if name in differs else now
+    def _look_for_changes(self) -> None:
+        """Note which bits of the inputs have changed, beside those of earlier checks."""
+        now = self._made.prints_now() != self._made.prints
+        self._changed = either(self._changed, now)
 
     def _errors(self) -> dict[str, Tensor]:
         """Largest scaled error per output, still on the device."""
@@ -280,44 +275,42 @@ class _Check:
 
     def _verdict(
         self,
-        differs: Mapping[str, Tensor],
         errors: list[dict[str, Tensor]],
         launch: Callable[[], None],
     ) -> _Finding:
-        made = self._made
-        outside: list[tuple[str, Tensor]] = []
-        for name, buffer in (*made.outputs.items(), *self._scratch.items()):
-            before, after = buffer.damage()
-            outside += [
-                (f"wrote before the start of {name}", before),
-                (f"wrote past the end of {name}", after),
-            ]
-        changed = [*self._changes().items()]
+        made, device = self._made, self._fixture.device
+        self._look_for_changes()
+        written = Together({**made.outputs, **self._scratch})
+        touched = touched_elements(made, {n: b.tensor for n, b in made.results.items()})
         measured = [(name, error) for each in errors for name, error in each.items()]
         means = self._means() if self._mean else {}
-        written = {name: buffer.tensor for name, buffer in made.results.items()}
-        touched = [*touched_elements(made, written).items()]
-        counting = [*self._scratch_state.counts.items()]
-        elsewhere = [*self._differs_elsewhere.items()]
-        asked = (
-            *outside, *changed, *touched, *differs.items(), *elsewhere, *counting, *measured,
-            *means.items(),
-        )
-        answers = iter(torch.stack([answer.double() for _, answer in asked]).tolist())
+        # One read for all, because each read waits for the device. Which buffers differ is only
+        # asked where some do.
+        answers = iter(read([
+            written.is_damaged(device),
+            _any(self._changed, device),
+            *touched.values(),
+            _any(self._differs, device),
+            _any(self._differs_elsewhere, device),
+            self._scratch_state.has_state(device),
+            *(error for _, error in measured),
+            *means.values(),
+        ]))
 
-        told = [text for text, _ in outside if next(answers)]
-        spoiled = [name for name, _ in changed if next(answers)]
+        told = written.damages() if next(answers) else []
+        spoiled = made.together.where(self._changed) if next(answers) else []
         told += [self._damage_of_input(name) for name in spoiled]
-        told += [touched_text(name) for name, _ in touched if next(answers)]
-        differing = [name for name in differs if next(answers)]
+        told += [touched_text(name) for name in touched if next(answers)]
+        differing = self._results.where(self._differs) if next(answers) else []
         told += [f"{name} differs between launches on the same inputs" for name in differing]
+        elsewhere = self._results.where(self._differs_elsewhere) if next(answers) else []
         told += [
             f"{name} differs between launches on the same inputs if these lie in other memory "
             "than those of the launch before"
-            for name, _ in elsewhere
-            if next(answers) and name not in differing
+            for name in elsewhere
+            if name not in differing
         ]
-        counters = [name for name, _ in counting if next(answers)]
+        counters = self._scratch_state.keeping() if next(answers) else []
         told += [
             f"workspace {name} is not the same after another launch on the same inputs: "
             "it keeps state from launch to launch"
@@ -395,6 +388,10 @@ class _Check:
 
     def _explained(self, name: str) -> str:
         return explained(self._fixture, self._made, self._made.results[name].tensor, name)
+
+
+def _any(differs: Tensor | None, device: torch.device) -> Tensor:
+    return torch.zeros((), device=device) if differs is None else differs.any()
 
 
 def _workspace(w: Workspace, problem: Problem, device: torch.device) -> Guarded:

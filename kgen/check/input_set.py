@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
 from kgen.check.bounds import Bound
-from kgen.check.buffers import Guarded, fingerprint
+from kgen.check.buffers import Guarded, Together
 from kgen.check.case import Case
 from kgen.check.oracle import Reference, Slab
 from kgen.model.problem import Problem
@@ -24,7 +25,7 @@ class InputSet:
         inputs: Input buffers by name. The oracle is evaluated from them, so a kernel that writes
             into one spoils the set. In-out inputs hold the results after a launch.
         outputs: Output buffers by name; their contents are scratch.
-        prints: Fingerprints of the inputs' arenas from when the set was made.
+        prints: `prints_now` from when the set was made.
         bounds: Bounds by output.
         cached: The oracle's values per slab; None: they are evaluated at each use.
         bytes: Device memory that the set holds.
@@ -36,7 +37,7 @@ class InputSet:
     problem: Problem
     inputs: Mapping[str, Guarded]
     outputs: Mapping[str, Guarded]
-    prints: Mapping[str, Tensor]
+    prints: Tensor
     bounds: Mapping[str, Bound]
     cached: tuple[tuple[Slab, Mapping[str, Reference]], ...] | None
     bytes: int
@@ -63,13 +64,16 @@ class InputSet:
         for name, value in self.initial.items():
             self.inputs[name].tensor.copy_(value)
 
-    def print_of(self, name: str) -> Tensor:
-        """The fingerprint of an input's arena; the data of an in-out input are left out of it."""
-        buffer = self.inputs[name]
-        if name not in self.initial:
-            return fingerprint(buffer)
-        written = buffer.tensor.clone()
-        buffer.tensor.copy_(self.initial[name])
-        found = fingerprint(buffer)
-        buffer.tensor.copy_(written)
+    @cached_property
+    def together(self) -> Together:
+        """The inputs, for comparisons of their bits."""
+        return Together(self.inputs)
+
+    def prints_now(self) -> Tensor:
+        """The fingerprints of all inputs' arenas, without the data of in-out inputs."""
+        written = {name: self.inputs[name].tensor.clone() for name in self.initial}
+        self.restore()
+        found = self.together.prints()
+        for name, value in written.items():
+            self.inputs[name].tensor.copy_(value)
         return found

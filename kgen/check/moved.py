@@ -7,13 +7,13 @@ stay where they are; launches on copies reveal it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kgen.check.buffers import Far, Fill, Guarded, fingerprint
+from kgen.check.buffers import Far, Fill, Guarded, Together
 from kgen.check.input_set import InputSet
 
 MOVED_BYTES = 2**26
@@ -41,10 +41,10 @@ class Moved:
         for buffer in self.outputs.values():
             buffer.fill(Fill.NONFINITE)
 
-    def prints(self, names: Mapping[str, Guarded]) -> dict[str, Tensor]:
-        """Fingerprints of the buffers with the given names."""
+    def prints(self, names: Iterable[str]) -> Tensor:
+        """Fingerprints of the buffers with the given names, one after the other."""
         both = {**self.inputs, **self.outputs}
-        return {name: fingerprint(both[name]) for name in names}
+        return Together({name: both[name] for name in names}).prints()
 
 
 def moved(made: InputSet) -> Moved | None:

@@ -6,7 +6,7 @@ docs/verification.md derives the formulas of this module.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -148,19 +148,21 @@ class Sums:
 
     def references(self) -> dict[str, Reference]:
         """The oracle's values, after all slabs have been added."""
-        return {
-            name: reference_of(parts[0], parts[1], self._dtypes[name], self._enlarged)
+        return _references({
+            name: (parts[0], self._usable(name), self._dtypes[name])
             for name, parts in self._parts.items()
-        }
+        })
 
     def losses(self) -> dict[str, tuple[float, float]]:
         """Per output the definition's (eager, fp32) losses, after all slabs have been added."""
-        found: dict[str, tuple[float, float]] = {}
-        for name, (y64, scale, native, single) in self._parts.items():
-            dtype = self._dtypes[name]
-            usable = _usable_scale(y64, scale, dtype, self._enlarged)
-            found[name] = (_loss(native, y64, usable, dtype), _loss(single, y64, usable, dtype))
-        return found
+        return _losses({
+            name: (y64, self._usable(name), self._dtypes[name], native, single)
+            for name, (y64, _, native, single) in self._parts.items()
+        })
+
+    def _usable(self, name: str) -> Tensor:
+        y64, scale = self._parts[name][:2]
+        return _usable_scale(y64, scale, self._dtypes[name], self._enlarged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +195,14 @@ class Oracle:
     ) -> dict[str, Reference]:
         """Evaluate the oracle on a slab; outputs without the slab dim are added to `sums`."""
         exact, scales = self._exact(inputs, slab)
-        found: dict[str, Reference] = {}
+        found: dict[str, _Exact] = {}
         for t in self.pass_.results:
             if self._is_sum(t.dims):
                 sums.add(t.name, exact[t.name], scales[t.name])
-            else:
-                dtype = self._dtype(problem, t.dtype)
-                found[t.name] = reference_of(
-                    exact[t.name], scales[t.name], dtype, self.enlarged)
-        return found
+                continue
+            y64, dtype = exact[t.name], self._dtype(problem, t.dtype)
+            found[t.name] = (y64, _usable_scale(y64, scales[t.name], dtype, self.enlarged), dtype)
+        return _references(found)
 
     def evaluate(
         self, problem: Problem, inputs: Mapping[str, Tensor], slab: Slab, sums: Sums
@@ -219,9 +220,7 @@ class Oracle:
         part = _rounded(self._slice(inputs, slab), rounding_of(self.operator, problem))
         used = [problem.dtype(t.dtype) for t in self.pass_.tensors]
         coarsest = max(dtype.eps for dtype in used if not dtype.integral)
-        references: dict[str, Reference] = {}
-        eager: dict[str, float] = {}
-        ranged: dict[str, float] = {}
+        by_slab: dict[str, _Exact] = {}
         native, single = self._native_and_single(problem, part)
         growth = coarsest / torch.finfo(torch.float32).eps
         for t in self.pass_.results:
@@ -240,12 +239,15 @@ class Oracle:
                 continue
             y64 = exact[t.name]
             scale = _usable_scale(y64, scales[t.name], dtype, self.enlarged)
-            eager[t.name] = _loss(native[t.name], y64, scale, dtype)
-            # fp32 may by chance be exact here. At least one rounding by the coarsest dtype counts.
-            single_loss = _loss(single[t.name], y64, scale, dtype)
-            ranged[t.name] = growth * max(single_loss, torch.finfo(torch.float32).eps / 2)
-            references[t.name] = reference_of(y64, scales[t.name], dtype, self.enlarged)
-        return Evaluation(references, eager, ranged)
+            by_slab[t.name] = (y64, scale, dtype)
+        losses = _losses({name: (*of, native[name], single[name]) for name, of in by_slab.items()})
+        # fp32 may by chance be exact here. At least one rounding by the coarsest dtype counts.
+        least = torch.finfo(torch.float32).eps / 2
+        return Evaluation(
+            _references(by_slab),
+            {name: eager for name, (eager, _) in losses.items()},
+            {name: growth * max(single_loss, least) for name, (_, single_loss) in losses.items()},
+        )
 
     def exact(
         self, inputs: Mapping[str, Tensor]
@@ -338,29 +340,72 @@ def default_scale(y: Tensor) -> Tensor:
 def _usable_scale(y64: Tensor, scale: Tensor, dtype: torch.dtype, enlarged: float) -> Tensor:
     """Broadcast a scale to the output; where it is NaN or Inf, use |y64|; limit it from below."""
     scale = scale.to(torch.float64).expand_as(y64)
-    scale = torch.where(scale.isfinite(), scale, y64.abs())
+    scale = torch.where(scale.abs() < math.inf, scale, y64.abs())  # `isfinite` takes twice the ops
     return scale.clamp_min(smallest_scale(dtype, enlarged))
 
 
-def _loss(y: Tensor, y64: Tensor, scale: Tensor, dtype: torch.dtype) -> float:
-    """Return the largest scaled error among the elements that the dtype can represent."""
-    comparable = y64.isfinite() & (y64.abs() < overflow_threshold(dtype))
+_Exact = tuple[Tensor, Tensor, torch.dtype]
+"""An output's float64 values, their usable scale, and the output's dtype."""
+
+_Compared = tuple[Tensor, Tensor, torch.dtype, Tensor, Tensor]
+"""The same, and the outputs of the definition in the problem's dtypes and in fp32."""
+
+
+def _losses(outputs: Mapping[str, _Compared]) -> dict[str, tuple[float, float]]:
+    """Return the largest scaled errors of both runs of the definition, by output.
+
+    Only elements that the output's dtype can represent count.
+    """
+    worst: list[Tensor] = []
+    for y64, scale, dtype, native, single in outputs.values():
+        # False for NaN and Inf, too.
+        comparable = y64.abs() < overflow_threshold(dtype)
+        worst.append(_worst_error(native, y64, scale, comparable))
+        of_single = worst[-1]
+        if single is not native:
+            of_single = _worst_error(single, y64, scale, comparable)
+        worst.append(of_single)
+    finite = iter([x if math.isfinite(x) else math.inf for x in read(worst)])
+    return {name: (next(finite), next(finite)) for name in outputs}
+
+
+def _worst_error(y: Tensor, y64: Tensor, scale: Tensor, comparable: Tensor) -> Tensor:
+    if y64.numel() == 0:
+        return y64.new_zeros(())
     error = torch.where(comparable, (y.double() - y64).abs() / scale, 0.0)
-    if error.numel() == 0:
-        return 0.0
-    worst = float(error.amax())  # NaN propagates
-    return worst if math.isfinite(worst) else math.inf
+    return error.amax()  # NaN propagates
+
+
+def read(values: Sequence[Tensor]) -> list[float]:
+    """Read 0-d tensors back together, because each read waits for the device."""
+    if not values:
+        return []
+    if len({value.dtype for value in values}) > 1:
+        values = [value.double() for value in values]
+    found: list[float] = torch.stack([*values]).tolist()
+    return found
 
 
 def reference_of(
     y64: Tensor, scale: Tensor, dtype: torch.dtype, enlarged: float = 1.0
 ) -> Reference:
     """Convert the float64 values of an output into the form that comparisons use."""
-    inverse64 = _usable_scale(y64, scale, dtype, enlarged).reciprocal()
-    high = y64.float()
-    low = None
-    if dtype == torch.float32:
-        low = ((high.double() - y64) * inverse64).float()
-    near_end = ~(y64.abs() < torch.finfo(dtype).max / 2)  # true for NaN, too
-    special = near_end if bool(near_end.any()) else None
-    return Reference(high, low, inverse64.float(), special)
+    usable = _usable_scale(y64, scale, dtype, enlarged)
+    return _references({"": (y64, usable, dtype)})[""]
+
+
+def _references(outputs: Mapping[str, _Exact]) -> dict[str, Reference]:
+    """As `reference_of`, for several outputs."""
+    near_ends = {  # true for NaN, too
+        name: ~(y64.abs() < torch.finfo(dtype).max / 2) for name, (y64, _, dtype) in outputs.items()
+    }
+    are_special = read([near_end.any() for near_end in near_ends.values()])
+    found: dict[str, Reference] = {}
+    for (name, (y64, usable, dtype)), is_special in zip(outputs.items(), are_special, strict=True):
+        inverse64, high = usable.reciprocal(), y64.float()
+        low = None
+        if dtype == torch.float32:
+            low = ((high.double() - y64) * inverse64).float()
+        special = near_ends[name] if is_special else None
+        found[name] = Reference(high, low, inverse64.float(), special)
+    return found

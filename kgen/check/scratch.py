@@ -11,61 +11,72 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
-from kgen.check.buffers import Fill, Guarded, fingerprint
+from kgen.check.buffers import Fill, Guarded, Together
 from kgen.check.moved import MOVED_BYTES
 from kgen.check.steps import Step
 
 
 class ScratchState:
-    """Compares the workspaces of one input set from launch to launch.
-
-    Attributes:
-        counts: Whether a workspace keeps state, by name; bool tensors on the device.
-    """
+    """Compares the workspaces of one input set from launch to launch."""
 
     def __init__(self, scratch: Mapping[str, Guarded]) -> None:
-        self.counts: dict[str, Tensor] = {}
-        self._scratch = scratch
-        self._repeated: dict[str, Tensor] = {}  # fingerprints after a launch on the set's values
-        self._first: dict[str, Tensor] = {}  # contents after the first launch on the set's values
-        self._before: dict[str, Tensor] = {}
+        small = {name: buffer for name, buffer in scratch.items() if buffer.bytes <= MOVED_BYTES}
+        self._scratch, self._small = Together(scratch), Together(small)
+        self._is_empty, self._has_small = not scratch, bool(small)
+        self._repeated: Tensor | None = None  # fingerprints after a launch on the set's values
+        self._first: Tensor | None = None  # contents after the first launch on the set's values
+        self._before: Tensor | None = None
+        self._not_repeated: Tensor | None = None
+        self._written_otherwise: Tensor | None = None
+
+    def has_state(self, device: torch.device) -> Tensor:
+        """Whether a workspace keeps state from launch to launch, as a 0-d bool tensor."""
+        known = [mask.any() for mask in (self._not_repeated, self._written_otherwise)
+                 if mask is not None]
+        return torch.stack(known).any() if known else torch.zeros((), device=device)
+
+    def keeping(self) -> list[str]:
+        """The workspaces that keep state."""
+        names = [*self._scratch.where(self._not_repeated),
+                 *self._small.where(self._written_otherwise)]
+        return list(dict.fromkeys(names))
 
     def before_launch(self, step: Step) -> None:
         """Save the workspaces before a launch on the set's own values."""
-        if step.own and self._first:
+        if step.own and self._first is not None:
             self.keep()
 
     def keep(self) -> None:
-        """Save the contents of the workspaces."""
-        self._before = {name: self._scratch[name].arena.clone() for name in self._first}
+        """Save the contents of the workspaces, from the first launch on the set's values on."""
+        self._before = None if self._first is None else self._small.contents()
 
     def put_back(self) -> None:
         """Restore the contents that `keep` saved."""
-        for name, arena in self._before.items():
-            self._scratch[name].arena.copy_(arena)
+        if self._before is not None:
+            self._small.put_back(self._before)
 
     def after_launch(self, step: Step) -> None:
         """Compare the workspaces after a launch on the set's own values with earlier contents."""
-        if not step.own:
-            self._repeated = {}
+        if self._is_empty or not step.own:
+            self._repeated = None
             return
-        now = {name: fingerprint(buffer) for name, buffer in self._scratch.items()}
-        if step.workspaces is Fill.LEFT:
-            for name in self._repeated:
-                self._note(name, (now[name] != self._repeated[name]).any())
+        now = self._scratch.prints()
+        if step.workspaces is Fill.LEFT and self._repeated is not None:
+            self._not_repeated = either(self._not_repeated, now != self._repeated)
         self._repeated = now
-        for name, first in self._first.items():
-            left = self._scratch[name].arena
-            self._note(name, ((left != first) & (left != self._before[name])).any())
-        if not self._first:
-            self._first = {
-                name: buffer.arena.clone()
-                for name, buffer in self._scratch.items()
-                if buffer.bytes <= MOVED_BYTES
-            }
+        if not self._has_small:
+            return
+        left = self._small.contents()
+        if self._first is None:
+            self._first = left
+        elif self._before is not None:
+            self._written_otherwise = either(
+                self._written_otherwise, (left != self._first) & (left != self._before))
 
-    def _note(self, name: str, changed: Tensor) -> None:
-        known = self.counts.get(name)
-        self.counts[name] = changed if known is None else known | changed
+
+def either(known: Tensor | None, now: Tensor) -> Tensor:
+    """Collect where bits differed in any of several comparisons."""
+    return now if known is None else known.logical_or_(now)

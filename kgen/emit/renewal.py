@@ -361,7 +361,7 @@ class _Operator:
                 yield of_gpu | {dim.name: max(extent, dim.smallest) for dim in dims}
 
     def _take(self, today: CurrentRow, kernel: str, arch: str) -> None:
-        """Take over the current text, if the library lacks it, and a row's cubin if it was compiled.
+        """Take over the current text that the library lacks, and a row's cubin if it was compiled.
 
         Args:
             today: The current text.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -119,6 +120,58 @@ def test_a_write_into_an_input_shows_although_other_values_follow() -> None:
             t["x"][-1:, 3] += 1.0
 
     assert run(kernel).reason.startswith("input x was modified")
+
+
+def test_a_write_into_an_input_shows_in_the_last_launch() -> None:
+    launches = []
+    last = 0
+
+    def kernel(t: Tensors) -> None:
+        t["mean"].copy_(mean(t))
+        finish(t)
+        launches.append(0)
+        if len(launches) == last:
+            t["x"][-1:, 3] += 1.0
+
+    assert run(kernel).ok
+    last = 2 * len(launches)
+    assert run(kernel).reason.startswith("input x was modified")
+
+
+def test_values_are_drawn_once_per_set_not_once_per_launch() -> None:
+    draws: list[tuple[str, Problem]] = []
+
+    def make_inputs(
+        pass_name: str, problem: Problem, case: str, generator: torch.Generator,
+        device: torch.device,
+    ) -> dict[str, Tensor]:
+        draws.append((case, problem))
+        return OPERATOR.make_inputs(pass_name, problem, case, generator, device)
+
+    problem = parse_problem("M=97,N=64,dtype=fp32", OPERATOR.signature)
+    counted = replace(OPERATOR, make_inputs=make_inputs)
+    fixture = Fixture(counted, "forward", problem, torch.device("cpu"))
+
+    def kernel(t: Tensors) -> None:
+        t["mean"].copy_(mean(t))
+        finish(t)
+
+    verdict = verify(fixture, binding(kernel), "certify", workspaces=workspaces)
+    assert verdict.ok, verdict.reason
+    # The set's own values and other ones; some for bounds and for what is linear.
+    assert len(draws) <= 2 * len(verdict.cases) + 10
+
+
+def test_a_counter_in_a_workspace_too_large_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kgen.check.scratch.MOVED_BYTES", 0)
+
+    def kernel(t: Tensors) -> None:
+        count = float(t["flag"])
+        t["flag"].fill_(count + 1.0 if 0.0 < count < 1000.0 else 1.0)
+        t["mean"].copy_(mean(t))
+        finish(t)
+
+    assert run(kernel).reason.startswith("workspace flag is not the same after another ")
 
 
 @pytest.mark.parametrize("level", ["trial", "certify"])
