@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,25 +124,42 @@ def insert_summary(text: str, reports: Sequence[Report], where: str) -> str:
 def problem_labels(problems: Sequence[str]) -> tuple[list[str], list[str]]:
     """Shorten the problems of one report.
 
-    Left out are: a dim that equals an earlier dim in every problem, an option that all problems
-    share, a dtype of `none`, and a dtype equal to `dtype` where no problem of the report leaves
-    that tensor out.
+    Left out are: a dim that equals an earlier dim, if it does in three quarters of the problems;
+    an option that all problems share; a dtype of `none`; and a dtype equal to `dtype` where no
+    problem of the report leaves that tensor out.
 
     Returns:
         The labels in the order of the problems, and the facts that hold for all problems, such as
-        `N = B` and `decay_form = log`.
+        `V = K`, `N = B unless given` and `decay_form = log`.
     """
     fields = [dict(_pairs(problem)) for problem in problems]
     if not fields:
         return [], []
-    facts: dict[str, str] = {}  # a field that no label shows -> the fact that replaces it
+    facts: dict[str, _Fact] = {}  # by field that labels do not show, or only where it differs
     if len(fields) > 1:
         for name in fields[0]:
             fact = _common(name, fields)
-            if fact:
+            if fact is not None:
                 facts[name] = fact
     optional = {name for f in fields for name, value in f.items() if value == "none"}
-    return [_label(f, facts, optional) for f in fields], [f for f in facts.values() if f]
+    return [_label(f, facts, optional) for f in fields], [fact.text for fact in facts.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fact:
+    """A value that a field has in all problems, or in most.
+
+    Attributes:
+        text: The fact in words.
+        same_as: The dim that the field equals; empty if all problems have the same value.
+    """
+
+    text: str
+    same_as: str = ""
+
+    def hides(self, name: str, f: Mapping[str, str]) -> bool:
+        """Whether a problem's label may leave the field out."""
+        return not self.same_as or f.get(name) == f.get(self.same_as)
 
 
 def _pairs(problem: str) -> Iterator[tuple[str, str]]:
@@ -150,24 +168,25 @@ def _pairs(problem: str) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def _common(name: str, fields: Sequence[Mapping[str, str]]) -> str:
-    """The fact about a field that holds in every problem; empty if labels must show the field."""
+def _common(name: str, fields: Sequence[Mapping[str, str]]) -> _Fact | None:
+    """The fact about a field for which labels may leave it out; None if they must show it."""
     values = [f.get(name, "") for f in fields]
     if all(value.isdecimal() for value in values):
-        for other in fields[0]:
-            if other == name:
-                return ""
-            if [f.get(other, "") for f in fields] == values:
-                return f"{name} = {other}"
+        for other in itertools.takewhile(lambda other: other != name, fields[0]):
+            same = sum(f.get(other, "") == value for f, value in zip(fields, values, strict=True))
+            if same == len(fields):
+                return _Fact(f"{name} = {other}", other)
+            if 4 * same >= 3 * len(fields):
+                return _Fact(f"{name} = {other} unless given", other)
     elif len(set(values)) == 1 and not name.endswith("dtype"):
-        return f"{name} = {values[0]}"
-    return ""
+        return _Fact(f"{name} = {values[0]}")
+    return None
 
 
-def _label(f: Mapping[str, str], facts: Mapping[str, str], optional: set[str]) -> str:
+def _label(f: Mapping[str, str], facts: Mapping[str, _Fact], optional: set[str]) -> str:
     parts = []
     for name, value in f.items():
-        if name in facts or value == "none":
+        if value == "none" or (name in facts and facts[name].hides(name, f)):
             continue
         if name == "dtype":
             parts.append(value)

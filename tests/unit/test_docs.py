@@ -218,6 +218,15 @@ def test_labels_say_what_differs() -> None:
     assert common == ["N = B", "form = log"]
 
 
+def test_labels_show_a_dim_where_it_differs_from_the_one_that_it_mostly_equals() -> None:
+    of_rows = [f"B={b},N={b},T=4,K=64,V={v}" for b, v in ((1, 64), (2, 64), (3, 128))]
+    labels, common = problem_labels([*of_rows, "B=1,N=8,T=4,K=64,V=128"])
+    assert labels == [
+        "B=1 T=4 K=64 V=64", "B=2 T=4 K=64 V=64", "B=3 T=4 K=64 V=128", "B=1 N=8 T=4 K=64 V=128",
+    ]
+    assert common == ["N = B unless given"]
+
+
 def test_a_page_without_a_place_for_the_table_is_refused(reports: list[Report]) -> None:
     with pytest.raises(RecordError, match=re.escape(BEGIN)):
         insert_summary("# A page\n", reports, "page.md")
