@@ -11,6 +11,7 @@ are not read at all.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -182,13 +183,22 @@ def _choices_of_all(
     with ProcessPoolExecutor(
         min(processes, len(judged)), context, initializer=_set_bench, initargs=(bench, judged)
     ) as pool:
-        return list(pool.map(_choices_at, range(len(judged))))
+        try:
+            return list(pool.map(_choices_at, range(len(judged))))
+        except BaseException:
+            # The pool would wait for the problems in progress, up to a minute each.
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
 
 
 _in_worker: list[tuple[_Bench, Sequence[TrainingSearch]]] = []
 
 
 def _set_bench(bench: _Bench, judged: Sequence[TrainingSearch]) -> None:
+    # A terminal's signal reaches this process as well. It inherits handlers that raise.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     _in_worker[:] = [(bench, judged)]
 
 

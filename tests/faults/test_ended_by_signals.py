@@ -42,6 +42,35 @@ def test_a_signal_ends_a_tune(tmp_path: Path, number: signal.Signals) -> None:
     assert not any(scratch.glob("kgen-*"))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_processes_ends_a_judgement_of_models(number: signal.Signals) -> None:
+    """One process has no problem left, the other a long one."""
+    script = (
+        "import os, time\n"
+        "from kgen.cli.main import _end_like_interrupted\n"
+        "from kgen.predict.judge import _choices_of_all\n"
+        "_end_like_interrupted()\n"
+        "class Bench:\n"
+        "    def choices(self, seconds):\n"
+        "        os.write(1, f'{seconds}\\n'.encode())\n"
+        "        time.sleep(seconds)\n"
+        "try:\n"
+        "    _choices_of_all(Bench(), [60.0, 0.0], 2)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('ended')\n"
+    )
+    judging = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )
+    assert judging.stdout is not None
+    assert sorted(judging.stdout.readline() for _ in range(2)) == ["0.0\n", "60.0\n"]
+    time.sleep(0.5)
+    os.killpg(judging.pid, number)
+    told, said = judging.communicate(timeout=10.0)
+    assert (told, said) == ("ended\n", "")
+
+
 def test_a_process_that_starts_during_the_cleanup_can_be_ended() -> None:
     """A compiler's thread may start a process after the signal: SIGTERM must still end that."""
     script = (
