@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv4/forward_scan.cu.jinja
-// config: scan(lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=1)
-// problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
+// config: scan(lanes=128, vec=2, segments=1, steps=4, prefetch=false, min_blocks=4, splits=1)
+// problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=fp32, final_state_dtype=fp32, decay_form=raw
 // wkv4 forward by a scan over segments of time: k and v are read once (kSplits > 1: twice).
 //
 // A block has kColumns channels of a batch row and loops over rounds of kSegments * kSteps steps. In a round:
@@ -34,16 +34,16 @@ using U = kgen::bf16;
 using kgen::i64;
 using Pair = kgen::wkv4::PairOf<false>;
 
-constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
-constexpr bool kInitialState = kgen::kPresent<kgen::none>;
-constexpr bool kFinalState = kgen::kPresent<kgen::none>;
-constexpr int kLanes = 32;        // threads side by side along the channels
+constexpr kgen::DecayForm kForm = kgen::DecayForm::raw;  // of w
+constexpr bool kInitialState = kgen::kPresent<float>;
+constexpr bool kFinalState = kgen::kPresent<float>;
+constexpr int kLanes = 128;        // threads side by side along the channels
 constexpr int kVec = 2;            // adjacent channels of a thread
-constexpr int kSegments = 8;  // segments of a round, a row of threads each
-constexpr int kSteps = 16;        // of a segment
+constexpr int kSegments = 1;  // segments of a round, a row of threads each
+constexpr int kSteps = 4;        // of a segment
 constexpr bool kPrefetch = false;  // load the next round's steps before computing this round's
 constexpr int kSplits = 1;      // parts of T, at most
-constexpr int kMinBlocks = 2;
+constexpr int kMinBlocks = 4;
 constexpr int kThreads = kLanes * kSegments;
 constexpr int kColumns = kLanes * kVec;
 constexpr int kRound = kSegments * kSteps;
