@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from kgen.model.record import COLD
@@ -11,7 +12,7 @@ from kgen.report.tables import ReportRow
 from kgen.report.verdicts import Tally, spell_standing
 
 HOST = "host"
-_ROWS = 16  # rows shown of a pass; both passes of an operator fit on a screen
+_LINES = 16  # of rows shown of a pass; both passes of an operator fit on a screen
 _NAME = 36
 
 
@@ -41,11 +42,13 @@ def print_brief(report: Report, rows: Sequence[ReportRow], whole: bool = False) 
 def _pass(report: Report, pass_name: str, all_rows: Sequence[ReportRow], whole: bool) -> list[str]:
     rows = [row for row in all_rows if row.report.pass_name == pass_name]
     shown = rows
-    if not whole and len(rows) > _ROWS:
-        chosen = sorted(rows, key=lambda row: row.ratio or 0.0)[:_ROWS]
+    if not whole:
+        by_lead = sorted(rows, key=lambda row: row.ratio or 0.0)
+        ends = itertools.accumulate(1 + (len(row.label) > _NAME) for row in by_lead)
+        chosen = [row for row, end in zip(by_lead, ends, strict=True) if end <= _LINES]
         shown = [row for row in rows if row in chosen]
     lines = [f"{pass_name}: {Tally.of(rows)}"]
-    width = min(_NAME, max(len("problem"), *(len(row.label) for row in shown)))
+    width = min(_NAME, max(len(name) for name in ("problem", *(row.label for row in shown))))
     lines.append(f"  {'problem':{width}}  {'us':>8}  {'of floor':>8}  fastest peer / kgen")
     lines += [_line(row, width) for row in shown]
     if left := len(rows) - len(shown):
