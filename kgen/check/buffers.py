@@ -199,6 +199,9 @@ class Together:
         self._buffers = dict(buffers)
         self._lengths: list[int] = []
 
+    def __len__(self) -> int:
+        return len(self._buffers)
+
     def prints(self) -> Tensor:
         """The fingerprints of all buffers, one after the other."""
         words = [_words(buffer) for buffer in self._buffers.values()]

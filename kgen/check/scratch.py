@@ -25,7 +25,6 @@ class ScratchState:
     def __init__(self, scratch: Mapping[str, Guarded]) -> None:
         small = {name: buffer for name, buffer in scratch.items() if buffer.bytes <= MOVED_BYTES}
         self._scratch, self._small = Together(scratch), Together(small)
-        self._is_empty, self._has_small = not scratch, bool(small)
         self._repeated: Tensor | None = None  # fingerprints after a launch on the set's values
         self._first: Tensor | None = None  # contents after the first launch on the set's values
         self._before: Tensor | None = None
@@ -60,14 +59,14 @@ class ScratchState:
 
     def after_launch(self, step: Step) -> None:
         """Compare the workspaces after a launch on the set's own values with earlier contents."""
-        if self._is_empty or not step.own:
+        if not (step.own and self._scratch):
             self._repeated = None
             return
         now = self._scratch.prints()
         if step.workspaces is Fill.LEFT and self._repeated is not None:
             self._not_repeated = either(self._not_repeated, now != self._repeated)
         self._repeated = now
-        if not self._has_small:
+        if not self._small:
             return
         left = self._small.contents()
         if self._first is None:

@@ -501,7 +501,7 @@ FORWARD = (
                 (call.B * call.tiles * call.split_count >= call.sm_count // 2)
             ),
             lambda call: call.splits <= 2 or call.on_gpu,
-            lambda call: call.T < 512 or not call.on_gpu,
+            lambda call: call.T < 1024 or not call.on_gpu,
         ),
         bind=forward_scan,
     ),
