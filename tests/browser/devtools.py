@@ -22,6 +22,19 @@ def find_chromium() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
+class NoContextError(RuntimeError):
+    """The browser could not evaluate an expression: the tab was loading another page."""
+
+
+# What Chromium answers with when a navigation takes a page away from an expression, and what it
+# answers with between two pages.
+NO_CONTEXT = (
+    "Inspected target navigated or closed",
+    "Execution context was destroyed.",
+    "Cannot find default execution context",
+)
+
+
 class Page:
     """One tab.
 
@@ -54,6 +67,8 @@ class Page:
                 self.events.append(answer)
                 continue
             if "error" in answer:
+                if answer["error"].get("message") in NO_CONTEXT:
+                    raise NoContextError(f"{method}: {answer['error']}")
                 raise RuntimeError(f"{method}: {answer['error']}")
             found: dict[str, Any] = answer["result"]
             return found
@@ -83,11 +98,17 @@ class Page:
         self.wait(until, seconds)
 
     def wait(self, until: str, seconds: float = 30.0) -> None:
-        """Wait until a JavaScript expression is true."""
+        """Wait until a JavaScript expression is true, also in a page that is still loaded."""
         end = time.monotonic() + seconds
-        while not self.evaluate(until):
+        while True:
+            try:
+                if self.evaluate(until):
+                    return
+                why = ""
+            except NoContextError as error:
+                why = str(error)
             if time.monotonic() > end:
-                raise TimeoutError(f"{until}; {self.errors()}")
+                raise TimeoutError(f"{until}; {self.errors()}; {why}")
             time.sleep(0.02)
 
     def key(self, key: str, code: int, text: str = "") -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from devtools import NoContextError, find_chromium, open_page
 from devtools import Page as Tab
-from devtools import find_chromium, open_page
 from site_pages import Page, entry, found_by, in_style, search_index
 
 from kgen.catalogue import open_catalogue
@@ -195,6 +195,18 @@ def test_the_search_works_from_a_disk(tab: Tab, site: Path) -> None:
              "(a) => a.getAttribute('href') === 'reference/commands.html#kgen-tune')")
     assert tab.errors() == []
     assert {address.partition(":")[0] for address in tab.requests()} <= {"file", "data", "about"}
+
+
+def test_waiting_goes_on_in_the_next_page(tab: Tab, site: Path) -> None:
+    """Under load a page may be replaced while the browser evaluates what is waited for."""
+    tab.open(site / "index.html", LOADED)
+    leave = "new Promise(() => location.assign('search.html'))"
+    with pytest.raises(NoContextError):
+        tab.evaluate(leave)
+    tab.open(site / "index.html", LOADED)
+    tab.wait(f"location.pathname.endsWith('search.html') || {leave}")
+    with pytest.raises(TimeoutError, match=r"location\.pathname === ''"):
+        tab.wait("location.pathname === ''", seconds=0.1)
 
 
 @pytest.mark.parametrize("name", ["index", "results", "report", "reference/operators"])
