@@ -13,6 +13,7 @@ from functools import lru_cache
 WATCH_FLAGS = (
     "-fsanitize-coverage=trace-cmp",
     "--param=logical-op-non-short-circuit=0",
+    "-fno-jump-tables",  # `switch` becomes comparisons with its cases
     "-Og",
     "-gdwarf-4",
     # The device library's functions, which are inline, are not watched: that would take thrice the

@@ -8,6 +8,8 @@ same ranges in every call. Nor can `row < M` be false if a plan has a block for 
 largest row is one less than M in every call. A branch is untested if its comparison had one outcome
 in all calls, although the ranges of its operands differ between calls, and it is no such bound.
 
+A `switch` is a comparison with each of its cases. A case that no launch met is untested.
+
 Only comparisons of numbers in the kernel's own source count: not those of pointers, which ask for
 an optional tensor, and not those in the device library's headers.
 """
@@ -18,7 +20,7 @@ import re
 import struct
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +32,26 @@ from kgen.model.spread_source import Piece, pieces, source_of
 from kgen.runtime.cache import read_file
 
 # Equal to `Comparison` in kgen/host/comparisons.cpp: the place, the least and largest values of
-# both operands, the outcomes, whether the ranges vary, and whether it is no bound of an index.
-_COMPARISON = struct.Struct("=Q4dIHH")
+# both operands, the outcomes, the number of calls, whether the ranges vary, and whether it is no
+# bound of an index.
+_COMPARISON = struct.Struct("=Q4dIHBB")
+_MANY_CALLS = 10  # of a host run; large problems have a few calls, each with its own branches
 _EQUAL, _NUMBERS = 2, 7  # the bits of equality, and of all outcomes without NaN
 _TEMPLATE = re.compile(r"<[\w:\s,*&]*>(?=\s*[({:])")
-_OPERATOR = re.compile(r"[=!]=|(?<![-<>])[<>]=?(?![<>])")
+_SWITCH, _IS_NUMBER = "switch", ("__builtin_isnan", "__builtin_isfinite")  # without an operator
+_OPERATOR = re.compile(
+    r"[=!]=|(?<![-<>])[<>]=?(?![<>])|\b(?:switch|__builtin_is(?:nan|finite))\b(?=\s*\()"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A comparison over all calls; see `_COMPARISON`."""
+
+    outcomes: int
+    calls: int
+    varies: int
+    is_no_bound: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +85,16 @@ def untested_branches(
     source = source_of(read_file(executable.path))
     if not source or not comparisons.exists():  # another compiler, or no launch
         return ()
-    outcomes = {
-        place: seen
-        for place, *_, seen, varies, is_no_bound in _COMPARISON.iter_unpack(
-            comparisons.read_bytes()
-        )
-        if varies and is_no_bound
-    }
+    written = _COMPARISON.iter_unpack(comparisons.read_bytes())
+    made = {place: _Made(*rest) for place, _, _, _, _, *rest in written}
     spread_lines = pieces(source)
-    sites = list(_lines(executable, outcomes, line_finder))
+    sites = _that_depend_on_calls(
+        list(_lines(executable, made, line_finder)), made, spread_lines)
     lines = Counter(line for _, line in sites)
     found = {
         line
         for place, line in sites
-        if _is_one_sided(outcomes[place], _operators(spread_lines, line, lines))
+        if _is_one_sided(made[place].outcomes, _operators(spread_lines, line, lines))
     }
     branches = (
         UntestedBranch(spread_lines[line - 1].line, _statement(spread_lines, line))
@@ -114,11 +127,45 @@ def untested_fault(branches: Sequence[UntestedBranch], variant: Variant) -> str:
     )
 
 
+def _that_depend_on_calls(
+    sites: Sequence[tuple[int, int]], made: Mapping[int, _Made], spread_lines: Sequence[Piece]
+) -> list[tuple[int, int]]:
+    """The comparisons, as places and lines, whose operands may depend on a call.
+
+    Those that only one of many calls made are among them: no other call shows whether their
+    operands vary. But if a line has more comparisons than its statement has operators, it is
+    compiled several times, and calls that made another of its comparisons show it.
+    """
+    calls = max((one.calls for one in made.values()), default=0)
+    places = Counter(line for _, line in sites)
+    often = {line for place, line in sites if made[place].calls > 1}
+    found = []
+    for place, line in sites:
+        one = made[place]
+        is_seen = line in often and places[line] > len(_operators_of_statement(spread_lines, line))
+        is_rare = one.calls == 1 and calls >= _MANY_CALLS and not is_seen
+        if one.is_no_bound and (one.varies or is_rare):
+            found.append((place, line))
+    return found
+
+
 def _is_one_sided(outcomes: int, operators: Sequence[str]) -> bool:
     """Whether a comparison with these outcomes was always true or always false."""
-    if operators and all(operator in ("==", "!=") for operator in operators):
+    if operators and all(operator in ("==", "!=", _SWITCH) for operator in operators):
         return not outcomes & _EQUAL or outcomes == _EQUAL
+    if operators and all(operator in _IS_NUMBER for operator in operators):
+        return outcomes.bit_count() < 2  # of x with itself, or of |x| with the largest number
     return (outcomes & _NUMBERS).bit_count() < 2  # beside NaN, all numbers were on one side
+
+
+def _operators_of_statement(spread_lines: Sequence[Piece], line: int) -> list[str]:
+    start = spread_lines[line - 1].statement
+    return [
+        operator
+        for piece in spread_lines
+        if piece.statement == start
+        for operator in _operators_in(piece)
+    ]
 
 
 def _statement(spread_lines: Sequence[Piece], line: int) -> str:

@@ -21,6 +21,12 @@ from naive_mistakes import (
 _COUNTED = "[&] { static int launches = 0; return ++launches > 100000000; }()"
 
 
+def _switch(value: str, *cases: int) -> str:
+    """Whether a value is one of some cases, without an operator."""
+    labels = " ".join(f"case {case}:" for case in cases)
+    return f"[&] {{ switch ({value}) {{ {labels} return true; default: return false; }} }}()"
+
+
 def _gradient(name: str, condition: str) -> Mistake:
     """Set a gradient of wkv6 to 0 under a condition."""
     value = r"\[key\] = kgen::from_float<Value>\(\s*"
@@ -45,6 +51,14 @@ UNTESTED = (
             of_rmsnorm("equal values of a kind",
                        all_of("N", "kgen::to_float(x[row * x_stride_M + i]) == -2.5f")),
             of_rmsnorm("a launch beyond all sets", _COUNTED),
+            of_rmsnorm("a difference above 0", "0.5f * row - 50000.0f > 0"),
+            of_rmsnorm("a NaN of a row that one call has",
+                       "row % 1000 == 999 && __builtin_isnan(kgen::to_float(value))"),
+            of_rmsnorm("a case", _switch("N % 1000", 501)),
+            of_rmsnorm("some cases", _switch("N % 1000", 501, 502, 503, 505, 507, 508)),
+            of_rmsnorm("adjacent cases", _switch("N % 1000", *range(530, 570))),
+            of_rmsnorm("cases far apart", _switch("N % 1000", *range(530, 990, 70))),
+            of_rmsnorm("a case of the rows", _switch("row", *range(100_000, 100_040))),
         ),
         {"threads": 64},
     ),
@@ -90,6 +104,8 @@ UNTESTED = (
 UNTESTED_IN_CI = frozenset({
     "rmsnorm-forward-naive-rows beyond all sets",
     "rmsnorm-forward-naive-rows one short of a multiple of 96",
+    "rmsnorm-forward-naive-adjacent cases",
+    "rmsnorm-forward-naive-a NaN of a row that one call has",
     "rmsnorm-forward-naive-a weight beside an offset",
     "rmsnorm-forward-naive-equal values of a kind",
     "timex-forward-naive-steps one short of a multiple of 100",

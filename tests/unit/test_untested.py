@@ -8,7 +8,14 @@ import pytest
 
 from kgen.catalogue import open_catalogue
 from kgen.model.spread_source import pieces
-from kgen.trial.untested import UntestedBranch, _is_one_sided, _operators, untested_fault
+from kgen.trial.untested import (
+    UntestedBranch,
+    _is_one_sided,
+    _Made,
+    _operators,
+    _that_depend_on_calls,
+    untested_fault,
+)
 
 LESS, EQUAL, GREATER, NAN = 1, 2, 4, 8
 
@@ -29,6 +36,11 @@ LESS, EQUAL, GREATER, NAN = 1, 2, 4, 8
         (LESS, ["==", "<"], True),
         (LESS, [], True),
         (LESS | GREATER, [], False),
+        (LESS | GREATER, ["switch"], True),
+        (LESS | EQUAL, ["switch"], False),
+        (EQUAL, ["__builtin_isnan"], True),
+        (EQUAL | NAN, ["__builtin_isnan"], False),
+        (LESS | NAN, ["__builtin_isfinite"], False),
     ],
 )
 def test_outcomes(outcomes: int, operators: list[str], one_sided: bool) -> None:
@@ -43,6 +55,8 @@ def test_outcomes(outcomes: int, operators: list[str], one_sided: bool) -> None:
         ("y = as<u32>(x) != 1;", "!= 1;", ["!="]),
         ("y = x->z << 2;", "y = x->z << 2;", []),
         ("y = a >= b;", "y = a >= b;", [">="]),
+        ("switch (a % 3) { case 1: x(); }", "switch (a % 3)", ["switch"]),
+        ("if (__builtin_isnan(a)) x();", "if (__builtin_isnan(", ["__builtin_isnan"]),
     ],
 )
 def test_operators_of_a_line(source: str, text: str, operators: list[str]) -> None:
@@ -57,6 +71,40 @@ def test_a_line_with_more_comparisons_than_operators_has_those_of_other_lines() 
     assert _operators(spread_lines, line, Counter([line, line])) == [">", "=="]
     first = next(n for n, piece in enumerate(spread_lines, 1) if "63" in piece.text)
     assert _operators(spread_lines, line, Counter([line, line, first])) == [">"]
+
+
+@pytest.mark.parametrize(
+    ("calls", "other_calls", "depends"),
+    [
+        ((1, 30), (), True),  # made by one call of 30
+        ((1, 9), (), False),  # of a large problem, which has few calls
+        ((2, 30), (), False),  # with the same ranges in both
+        ((1, 30), (1,), True),
+        ((1, 30), (2,), False),  # another instantiation, in two calls, had the same ranges
+    ],
+)
+def test_a_comparison_of_one_call(
+    calls: tuple[int, int], other_calls: tuple[int, ...], depends: bool
+) -> None:
+    spread_lines = pieces("if (a < 1) x(); if (b < 1) y();")
+    first, second = (
+        next(n for n, piece in enumerate(spread_lines, 1) if text in piece.text)
+        for text in ("a < 1", "b < 1")
+    )
+    sites = [(100, first), (200, second), *((300 + i, first) for i in range(len(other_calls)))]
+    made = {
+        100: _Made(LESS, calls[0], varies=0, is_no_bound=1),
+        200: _Made(LESS, calls[1], varies=0, is_no_bound=1),
+        **{300 + i: _Made(LESS, n, varies=0, is_no_bound=1) for i, n in enumerate(other_calls)},
+    }
+    assert ((100, first) in _that_depend_on_calls(sites, made, spread_lines)) == depends
+
+
+def test_what_varies_depends_on_the_call_unless_it_is_a_bound() -> None:
+    spread_lines = pieces("if (a < 1) x();")
+    for is_no_bound in (0, 1):
+        made = {100: _Made(LESS, 5, varies=1, is_no_bound=is_no_bound)}
+        assert bool(_that_depend_on_calls([(100, 1)], made, spread_lines)) == bool(is_no_bound)
 
 
 def test_a_named_condition_may_be_spaced_as_it_likes() -> None:
