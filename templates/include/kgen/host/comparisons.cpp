@@ -40,8 +40,9 @@ Entry entries[kEntries];
 #define KGEN_UNCHECKED __attribute__((no_sanitize("address", "undefined"), optimize("O2")))
 #define KGEN_INLINE __attribute__((always_inline)) inline
 
-// The rank of a number among all numbers, above 0.
+// The rank of a number among all numbers, above 0; -0 has that of 0.
 KGEN_INLINE uint64_t rank_of(double value) {
+    value += 0.0;
     uint64_t bits;
     memcpy(&bits, &value, sizeof(bits));
     return bits >> 63 ? ~bits : bits | uint64_t{1} << 63;

@@ -21,8 +21,8 @@
 namespace kgen {
 namespace host {
 
-// Reads the processor's counter of time; its unit is `ticks_alone`'s. Not `steady_clock`: a module that calls a clock of
-// the system is refused, because a kernel could be the caller.
+// Reads the processor's counter of time; its unit is that of `ticks_alone`. Not `steady_clock`: a module that calls a
+// clock of the system is refused, because a kernel could be the caller.
 inline u64 ticks() {
 #if defined(__x86_64__)
     return __builtin_ia32_rdtsc();

@@ -19,17 +19,18 @@ namespace {
 // As in the file, in the machine's byte order; equal to _COMPARISON in kgen/trial/untested.py.
 struct Comparison {
     uint64_t place;  // address behind the call; 0: the entry is free
-    double least[2], largest[2];  // of either operand, and zero
+    double least[2], largest[2];  // of either operand; 0 if it was always NaN
     uint32_t outcomes;            // bits: 1 less, 2 equal, 4 greater, 8 NaN
-    uint16_t varies;              // whether two calls had different ranges
-    uint16_t is_no_bound;         // whether the largest operands of a call did not differ by 1
+    uint16_t calls;               // that made the comparison
+    uint8_t varies;               // whether two calls had different ranges
+    uint8_t is_no_bound;          // whether the largest operands of a call did not differ by 1
 };
 
 constexpr size_t kEntries = 1 << 14;  // a kernel has some hundred comparisons
 
 struct Entry {
     uint64_t place;
-    double least[2], largest[2];
+    uint64_t least[2], largest[2];  // complements of ranks, and ranks: both only grow from 0
     uint32_t outcomes;
 };
 
@@ -39,12 +40,27 @@ Entry entries[kEntries];
 #define KGEN_UNCHECKED __attribute__((no_sanitize("address", "undefined"), optimize("O2")))
 #define KGEN_INLINE __attribute__((always_inline)) inline
 
+// The rank of a number among all numbers, above 0; -0 has that of 0.
+KGEN_INLINE uint64_t rank_of(double value) {
+    value += 0.0;
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    return bits >> 63 ? ~bits : bits | uint64_t{1} << 63;
+}
+
+double number_of(uint64_t rank) {
+    const uint64_t bits = rank >> 63 ? rank & ~(uint64_t{1} << 63) : ~rank;
+    double value;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
 // The entry of a place that has none yet, or not the first one of its hash.
 KGEN_UNCHECKED __attribute__((noinline)) Entry* entry_behind(size_t at, uint64_t place) {
     for (size_t tried = 0; tried < kEntries; ++tried, at = (at + 1) % kEntries) {
         Entry* entry = &entries[at];
         uint64_t found = __atomic_load_n(&entry->place, __ATOMIC_RELAXED);
-        // Zeros are the initial ranges, so an entry is complete as soon as it has a place.
+        // 0 is the initial range, so an entry is complete as soon as it has a place.
         if (found == 0 && __atomic_compare_exchange_n(&entry->place, &found, place, false,
                                                       __ATOMIC_RELAXED, __ATOMIC_RELAXED))
             return entry;
@@ -67,19 +83,32 @@ KGEN_INLINE void add(const void* caller, Operand a, Operand b) {
     if ((entry->outcomes & outcome) == 0) entry->outcomes |= outcome;
     const double operands[2] = {static_cast<double>(a), static_cast<double>(b)};
     for (int i = 0; i < 2; ++i) {
-        if (operands[i] < entry->least[i]) entry->least[i] = operands[i];
-        if (operands[i] > entry->largest[i]) entry->largest[i] = operands[i];
+        if (operands[i] != operands[i]) continue;
+        const uint64_t rank = rank_of(operands[i]);
+        if (~rank > entry->least[i]) entry->least[i] = ~rank;
+        if (rank > entry->largest[i]) entry->largest[i] = rank;
     }
 }
 
-bool same_ranges(const Comparison& a, const Entry& b) {
+bool same_ranges(const Comparison& a, const Comparison& b) {
     return memcmp(a.least, b.least, sizeof(a.least)) == 0 &&
            memcmp(a.largest, b.largest, sizeof(a.largest)) == 0;
 }
 
-bool differ_by_1(const Entry& entry) {
-    const double difference = entry.largest[0] - entry.largest[1];
-    return difference == 1.0 || difference == -1.0;
+// An entry, as if its call were the only one.
+Comparison of_one_call(const Entry& entry) {
+    Comparison one{};
+    one.place = entry.place;
+    for (int i = 0; i < 2; ++i) {
+        if (entry.largest[i] == 0) continue;
+        one.least[i] = number_of(~entry.least[i]);
+        one.largest[i] = number_of(entry.largest[i]);
+    }
+    one.outcomes = entry.outcomes;
+    one.calls = 1;
+    const double difference = one.largest[0] - one.largest[1];
+    one.is_no_bound = difference != 1.0 && difference != -1.0;
+    return one;
 }
 
 class Written {
@@ -98,22 +127,17 @@ public:
         const size_t count = bytes < 0 ? 0 : static_cast<size_t>(bytes) / sizeof(Comparison);
         size_t end = count;
         for (const Entry& entry : entries) {
-            const uint64_t place = entry.place;
-            if (place == 0) continue;
+            if (entry.place == 0) continue;
+            const Comparison one = of_one_call(entry);
             size_t at = 0;
-            while (at < count && before[at].place != place) ++at;
+            while (at < count && before[at].place != one.place) ++at;
             if (at < count) {
-                before[at].outcomes |= entry.outcomes;
-                before[at].varies |= !same_ranges(before[at], entry);
-                before[at].is_no_bound |= !differ_by_1(entry);
+                before[at].outcomes |= one.outcomes;
+                before[at].calls += before[at].calls < UINT16_MAX;
+                before[at].varies |= !same_ranges(before[at], one);
+                before[at].is_no_bound |= one.is_no_bound;
             } else if (end < kEntries) {
-                Comparison& one = before[end++];
-                one.place = place;
-                memcpy(one.least, entry.least, sizeof(one.least));
-                memcpy(one.largest, entry.largest, sizeof(one.largest));
-                one.outcomes = entry.outcomes;
-                one.varies = 0;
-                one.is_no_bound = !differ_by_1(entry);
+                before[end++] = one;
             }
         }
         const size_t length = end * sizeof(Comparison);

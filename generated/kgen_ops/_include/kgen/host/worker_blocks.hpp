@@ -20,9 +20,8 @@ inline void Worker::work(Job& job) {
         return;
     }
     const ModuleTls tls = ModuleTls::of_this_os_thread();
-    while (!job.stop.load(std::memory_order_relaxed)) {
-        const u64 turn = job.next_block.fetch_add(1, std::memory_order_relaxed);
-        if (turn >= job.blocks) break;
+    u64 turn;
+    while (job.take(1, turn)) {
         const u64 block = job.block_of_turn(turn, 1);
         tls.fill_unwritten(job.launch->seed);
         std::string problem = run_block(block);
