@@ -36,8 +36,8 @@ class HostDevice(Device):
         orders: Seeds of the order in which the threads of a block run; successive calls of a plan
             use successive seeds. Seed 0 runs them by rank; any other seed shuffles them, with the
             same result each time. The seeds are read when a plan is bound.
-        threads: Number of OS threads that share the blocks; 0 uses all cores, from the first
-            millisecond of a launch on. It is read at every launch.
+        threads: Number of OS threads that share the blocks; 0 uses all cores. It is read at every
+            launch.
         comparisons: File for the comparisons of launches of sanitized builds; None: they are not
             kept. It is read when a build is loaded.
     """

@@ -270,8 +270,7 @@ class HostFunction:
             args: One ctypes value per kernel parameter, of exactly the parameter's type.
             seed: 0 starts the threads of a block in order; any other value shuffles them, at the
                 start and again at each barrier and exchange, the same way every time.
-            threads: OS threads that share the blocks; 0 uses all cores, from the first
-                millisecond of a launch on.
+            threads: OS threads that share the blocks; 0 uses all cores.
             pdl: Whether the launch uses programmatic dependent launch: a block in which no thread
                 calls `griddepcontrol_wait` is then a fault.
             early: Memory that the kernel may use only after `griddepcontrol_wait`: the address in

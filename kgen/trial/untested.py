@@ -97,7 +97,7 @@ def untested_branches(
         if _is_one_sided(made[place].outcomes, _operators(spread_lines, line, lines))
     }
     branches = (
-        UntestedBranch(spread_lines[line - 1].line, _statement(spread_lines, line))
+        UntestedBranch(spread_lines[line - 1].line, _text_of_statement(spread_lines, line))
         for line in sorted(found)
     )
     return tuple(dict.fromkeys(branches))
@@ -142,9 +142,12 @@ def _that_depend_on_calls(
     found = []
     for place, line in sites:
         one = made[place]
-        is_seen = line in often and places[line] > len(_operators_of_statement(spread_lines, line))
-        is_rare = one.calls == 1 and calls >= _MANY_CALLS and not is_seen
-        if one.is_no_bound and (one.varies or is_rare):
+        depends = bool(one.varies)
+        if not depends and one.calls == 1 and calls >= _MANY_CALLS:
+            operators = [o for _, piece in _statement_of(spread_lines, line)
+                         for o in _operators_in(piece)]
+            depends = line not in often or places[line] <= len(operators)
+        if depends and one.is_no_bound:
             found.append((place, line))
     return found
 
@@ -158,19 +161,14 @@ def _is_one_sided(outcomes: int, operators: Sequence[str]) -> bool:
     return (outcomes & _NUMBERS).bit_count() < 2  # beside NaN, all numbers were on one side
 
 
-def _operators_of_statement(spread_lines: Sequence[Piece], line: int) -> list[str]:
+def _statement_of(spread_lines: Sequence[Piece], line: int) -> list[tuple[int, Piece]]:
+    """The numbered lines of a line's statement."""
     start = spread_lines[line - 1].statement
-    return [
-        operator
-        for piece in spread_lines
-        if piece.statement == start
-        for operator in _operators_in(piece)
-    ]
+    return [(n, piece) for n, piece in enumerate(spread_lines, 1) if piece.statement == start]
 
 
-def _statement(spread_lines: Sequence[Piece], line: int) -> str:
-    start = spread_lines[line - 1].statement
-    texts = [piece.text for piece in spread_lines[start - 1:] if piece.statement == start]
+def _text_of_statement(spread_lines: Sequence[Piece], line: int) -> str:
+    texts = [piece.text for _, piece in _statement_of(spread_lines, line)]
     return " ".join(bare_text("\n".join(texts)).split())
 
 
@@ -189,9 +187,8 @@ def _operators(spread_lines: Sequence[Piece], line: int, lines: Counter[int]) ->
     operators = _operators_in(spread_lines[line - 1])
     if lines[line] <= len(operators):
         return operators
-    statement = spread_lines[line - 1].statement
-    for number, piece in enumerate(spread_lines, 1):
-        if piece.statement == statement and number not in lines:
+    for number, piece in _statement_of(spread_lines, line):
+        if number not in lines:
             operators += _operators_in(piece)
     return operators
 

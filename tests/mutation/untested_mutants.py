@@ -56,6 +56,10 @@ UNTESTED = (
                        "row % 1000 == 999 && __builtin_isnan(kgen::to_float(value))"),
             of_rmsnorm("a case", _switch("N % 1000", 501)),
             of_rmsnorm("some cases", _switch("N % 1000", 501, 502, 503, 505, 507, 508)),
+            of_rmsnorm("cases with code of their own",
+                       "[&] { switch (N % 1000) { case 501: return 3; case 503: return 9; "
+                       "case 504: return 4; case 505: return 7; case 507: return 1; "
+                       "case 508: return 8; default: return 0; } }()"),
             of_rmsnorm("adjacent cases", _switch("N % 1000", *range(530, 570))),
             of_rmsnorm("cases far apart", _switch("N % 1000", *range(530, 990, 70))),
             of_rmsnorm("a case of the rows", _switch("row", *range(100_000, 100_040))),
@@ -104,7 +108,9 @@ UNTESTED = (
 UNTESTED_IN_CI = frozenset({
     "rmsnorm-forward-naive-rows beyond all sets",
     "rmsnorm-forward-naive-rows one short of a multiple of 96",
-    "rmsnorm-forward-naive-adjacent cases",
+    "rmsnorm-forward-naive-a difference above 0",
+    "rmsnorm-forward-naive-some cases",
+    "rmsnorm-forward-naive-cases with code of their own",
     "rmsnorm-forward-naive-a NaN of a row that one call has",
     "rmsnorm-forward-naive-a weight beside an offset",
     "rmsnorm-forward-naive-equal values of a kind",

@@ -1303,7 +1303,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="3131ab861432",
+        kernel="6c61d4291027",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=1, stages=3, weight_memory=registers, "
@@ -1319,7 +1319,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="322bb0993a5a",
+        kernel="8d3e83034454",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=2, stages=8, weight_memory=registers, "
@@ -1335,7 +1335,7 @@ BACKWARD = (
         dims=(512, 262144),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="1172bf95e8ff",
+        kernel="32ef2bb5de48",
         config=(
             "two_pass("
             "row_threads=512, tile_threads=256, vec=8, unroll=1, row_splits=4, "
@@ -1351,7 +1351,7 @@ BACKWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="8e74155e938f",
+        kernel="9bddc4b2b8c7",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=4, stages=5, weight_memory=shared, "
@@ -1367,7 +1367,7 @@ BACKWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="60f64564518c",
+        kernel="15019009fc34",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, vec=8, resident_weight=true, "
@@ -1383,7 +1383,7 @@ BACKWARD = (
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="471aa333f66a",
+        kernel="42167cb16b3c",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=2, stages=6, weight_memory=registers, "
@@ -1399,7 +1399,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="8f66080cd1e0",
+        kernel="3b53b3fdf09a",
         config=(
             "bulk_rows("
             "threads=128, copies_per_row=4, stages=5, weight_memory=registers, "
@@ -1415,7 +1415,7 @@ BACKWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="cf93443e08f0",
+        kernel="e60b50df2d54",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, vec=8, resident_weight=false, "
@@ -1431,7 +1431,7 @@ BACKWARD = (
         dims=(32768, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="eac8e45565a1",
+        kernel="34cc6bc7997e",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=1, stages=2, weight_memory=global, "
@@ -1451,7 +1451,7 @@ FORWARD = (
         dims=(2, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="960d2b09e9a6",
+        kernel="46656de20d5b",
         config="row_per_block(threads=1024, vec=8, load_cache=normal, store_cache=streaming)",
         fits=row_per_block_1_fits,
         bind=row_per_block_1,
@@ -1463,7 +1463,7 @@ FORWARD = (
         dims=(8192, 12288),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="1ac5547c166a",
+        kernel="7484108291cf",
         config="row_per_block(threads=512, vec=8, load_cache=normal, store_cache=normal)",
         fits=row_per_block_2_fits,
         bind=row_per_block_2,
@@ -1475,7 +1475,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="2d30b103f346",
+        kernel="5cdba7046486",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1491,7 +1491,7 @@ FORWARD = (
         dims=(2, 8192),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="fcbde6b6543d",
+        kernel="f15a62291578",
         config="row_per_block(threads=1024, vec=8, load_cache=normal, store_cache=normal)",
         fits=row_per_block_3_fits,
         bind=row_per_block_3,
@@ -1503,7 +1503,7 @@ FORWARD = (
         dims=(16, 4096),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="fa7c8b5f0737",
+        kernel="b4f236f6da8f",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1520,7 +1520,7 @@ FORWARD = (
         dims=(64, 4096),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="fa7c8b5f0737",
+        kernel="b4f236f6da8f",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1537,7 +1537,7 @@ FORWARD = (
         dims=(127, 5003),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="70b4a4755c62",
+        kernel="b073add20d9a",
         config=(
             "rows_in_registers("
             "lanes_per_row=1024, groups_per_block=1, rows_per_group=1, vec=1, "
@@ -1555,7 +1555,7 @@ FORWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="4c153d02f3bf",
+        kernel="808af0cfc09a",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, "
@@ -1571,7 +1571,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="94f6c11b72e9",
+        kernel="0c3761056b9f",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1587,7 +1587,7 @@ FORWARD = (
         dims=(512, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="9a8704104e83",
+        kernel="44577fa61a2c",
         config="row_per_block(threads=256, vec=8, load_cache=normal, store_cache=normal)",
         fits=row_per_block_4_fits,
         bind=row_per_block_4,
@@ -1599,7 +1599,7 @@ FORWARD = (
         dims=(8192, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="06d03fd3266a",
+        kernel="4d63be0da143",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1617,7 +1617,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="043737b10df3",
+        kernel="168f41dcc1bd",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1634,7 +1634,7 @@ FORWARD = (
         dims=(1, 896),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="b51fdab1e9fb",
+        kernel="258d40553674",
         config="row_per_block(threads=128, vec=8, load_cache=normal, store_cache=streaming)",
         fits=row_per_block_5_fits,
         bind=row_per_block_5,
@@ -1646,7 +1646,7 @@ FORWARD = (
         dims=(1, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="e18f59e90f97",
+        kernel="11c860e49431",
         config="row_per_block(threads=256, vec=8, load_cache=normal, store_cache=normal)",
         fits=row_per_block_4_fits,
         bind=row_per_block_4,
@@ -1658,7 +1658,7 @@ FORWARD = (
         dims=(8, 2048),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="ea26e90ce69c",
+        kernel="ebfad7e93326",
         config="row_per_block(threads=128, vec=8, load_cache=normal, store_cache=streaming)",
         fits=row_per_block_5_fits,
         bind=row_per_block_5,
@@ -1670,7 +1670,7 @@ FORWARD = (
         dims=(31, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="087b647014e3",
+        kernel="c13e1c088ed2",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=1, "
@@ -1688,7 +1688,7 @@ FORWARD = (
         dims=(32, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="c82e35bbd540",
+        kernel="23c7d41a8935",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=2, rows_per_group=1, vec=8, "
@@ -1705,7 +1705,7 @@ FORWARD = (
         dims=(64, 2048),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="abbef03f0aac",
+        kernel="4cf1913699eb",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1722,7 +1722,7 @@ FORWARD = (
         dims=(64, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="c194d72edb2e",
+        kernel="e6d4a30a2412",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1739,7 +1739,7 @@ FORWARD = (
         dims=(128, 1536),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="607921fb2039",
+        kernel="b8214ceaa2ea",
         config="row_per_block(threads=256, vec=8, load_cache=normal, store_cache=normal)",
         fits=row_per_block_4_fits,
         bind=row_per_block_4,
@@ -1751,7 +1751,7 @@ FORWARD = (
         dims=(511, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="6bb074d1312b",
+        kernel="c1f8c3a2f2d5",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, load_cache=normal, "
@@ -1768,7 +1768,7 @@ FORWARD = (
         dims=(512, 3584),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="efe070aeee08",
+        kernel="39c8e9435fae",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1785,7 +1785,7 @@ FORWARD = (
         dims=(512, 5120),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="d9859c034390",
+        kernel="882545ae386c",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1802,7 +1802,7 @@ FORWARD = (
         dims=(2048, 2304),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="be4ce1ee4bec",
+        kernel="04fcf3ae6667",
         config=(
             "rows_in_registers("
             "lanes_per_row=64, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1819,7 +1819,7 @@ FORWARD = (
         dims=(2048, 2880),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="ed01c3baf111",
+        kernel="c254dae23664",
         config=(
             "rows_in_registers("
             "lanes_per_row=64, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1836,7 +1836,7 @@ FORWARD = (
         dims=(2048, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="ecec94621764",
+        kernel="9b0a13a91d70",
         config=(
             "rows_in_registers("
             "lanes_per_row=128, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1853,7 +1853,7 @@ FORWARD = (
         dims=(4096, 512),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="406c4be96048",
+        kernel="044a6933944e",
         config=(
             "rows_in_registers("
             "lanes_per_row=64, groups_per_block=4, rows_per_group=1, vec=8, "
@@ -1870,7 +1870,7 @@ FORWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="e714c2d5e13d",
+        kernel="a3b1eaca02c1",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=2, reverse=false, load_cache=evict_last, "
@@ -1886,7 +1886,7 @@ FORWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="d6d22f94975b",
+        kernel="24d42c85c6fa",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=true, "
@@ -1902,7 +1902,7 @@ FORWARD = (
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="ecec94621764",
+        kernel="9b0a13a91d70",
         config=(
             "rows_in_registers("
             "lanes_per_row=128, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1919,7 +1919,7 @@ FORWARD = (
         dims=(8192, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="647dd4d4d5a5",
+        kernel="dd02f0729677",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1937,7 +1937,7 @@ FORWARD = (
         dims=(16384, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="1220330168dc",
+        kernel="a7761c1f0a2c",
         config=(
             "rows_in_registers("
             "lanes_per_row=4, groups_per_block=16, rows_per_group=1, vec=8, "
@@ -1954,7 +1954,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="e0a4899d8562",
+        kernel="cd9acb1d4348",
         config=(
             "two_pass("
             "threads=512, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1970,7 +1970,7 @@ FORWARD = (
         dims=(262144, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="290d9b11f49b",
+        kernel="2eda54ade82e",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1987,7 +1987,7 @@ FORWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="0cccc33481ac",
+        kernel="946629a27c90",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=8, rows_per_group=1, vec=8, "
@@ -2004,7 +2004,7 @@ FORWARD = (
         dims=(8192, 1024),
         dtypes=("bf16", "fp32", "none", "none"),
         constants=("N",),
-        kernel="351f5e5effc1",
+        kernel="fafc731a8a81",
         config=(
             "rows_in_registers("
             "lanes_per_row=128, groups_per_block=1, rows_per_group=2, vec=8, "
@@ -2021,7 +2021,7 @@ FORWARD = (
         dims=(8192, 1536),
         dtypes=("bf16", "fp32", "none", "none"),
         constants=("N",),
-        kernel="6492ac30fd84",
+        kernel="4b54ff936f57",
         config="row_per_block(threads=64, vec=8, load_cache=evict_last, store_cache=streaming)",
         fits=row_per_block_6_fits,
         bind=row_per_block_6,
@@ -2033,7 +2033,7 @@ FORWARD = (
         dims=(4, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="dcd79551fa2f",
+        kernel="186230008d9d",
         config="row_per_block(threads=1024, vec=4, load_cache=normal, store_cache=streaming)",
         fits=row_per_block_7_fits,
         bind=row_per_block_7,
@@ -2045,7 +2045,7 @@ FORWARD = (
         dims=(262144, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="cd7d5b2acc30",
+        kernel="244ff9511293",
         config=(
             "two_pass("
             "threads=512, vec=4, unroll=1, reverse=true, load_cache=evict_last, "

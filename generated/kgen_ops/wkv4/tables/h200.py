@@ -533,7 +533,7 @@ BACKWARD = (
         dims=(1, 16384, 768),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="2571cffb5f63",
+        kernel="6f7309e085d0",
         config=(
             "anchored("
             "lanes=32, vec=2, segments=8, steps=8, prefetch=false, min_blocks=2, splits=22)"
@@ -548,7 +548,7 @@ BACKWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="a344f75dea9a",
+        kernel="4d45ced8749f",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=8, prefetch=true, min_blocks=1, "
@@ -568,7 +568,7 @@ FORWARD = (
         dims=(1, 4096, 1280),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "log"),
         constants=(),
-        kernel="869ffe3056c2",
+        kernel="2b67379f6316",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=22)"
@@ -583,7 +583,7 @@ FORWARD = (
         dims=(4, 1024, 4096),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "log"),
         constants=(),
-        kernel="3a24d4f050cd",
+        kernel="7c5a5839020a",
         config=(
             "running_max("
             "lanes=16, vec=2, segments=4, steps=16, prefetch=true, min_blocks=4, splits=1)"
@@ -598,7 +598,7 @@ FORWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "log"),
         constants=(),
-        kernel="3a24d4f050cd",
+        kernel="7c5a5839020a",
         config=(
             "running_max("
             "lanes=16, vec=2, segments=4, steps=16, prefetch=true, min_blocks=4, splits=1)"
@@ -613,7 +613,7 @@ FORWARD = (
         dims=(1, 16384, 768),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="490b01226aa8",
+        kernel="34f377181d3c",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=22)"
@@ -628,7 +628,7 @@ FORWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="58865ca008f6",
+        kernel="40b1f9e6676c",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=4, steps=16, prefetch=true, min_blocks=3, splits=1)"
@@ -643,7 +643,7 @@ FORWARD = (
         dims=(1, 8192, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "raw"),
         constants=(),
-        kernel="4ad5ddfd9e3c",
+        kernel="b15ccb9702fe",
         config=(
             "running_max("
             "lanes=8, vec=2, segments=32, steps=32, prefetch=true, min_blocks=1, splits=1)"

@@ -1456,7 +1456,7 @@ BACKWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "int32", "raw"),
         constants=("K", "V"),
-        kernel="bba186beccf5",
+        kernel="87a18ed2e048",
         config=(
             "chunk_halving_packed("
             "copy_bytes=16, min_blocks=4, groups=1, stages=3, gradient_terms=1, "
@@ -1472,7 +1472,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="c3649c8f0f51",
+        kernel="f00fc0c917ac",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=4, stages=4, gradient_terms=1, segments=8)"
@@ -1487,7 +1487,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="ccd676438c78",
+        kernel="031784a485b9",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=2, gradient_terms=1)"
@@ -1502,7 +1502,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="0cf9240ae6e2",
+        kernel="cf119cc030a8",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=1)"
@@ -1517,7 +1517,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="c36c9903487c",
+        kernel="7e95a2012ee6",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4, "
@@ -1533,7 +1533,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="e05ec6e94626",
+        kernel="798ce3e00cc5",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1553,7 +1553,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int32", "raw"),
         constants=("K", "V"),
-        kernel="b6f94791dda2",
+        kernel="86cbe678083a",
         config=(
             "warp_specialized_packed("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1569,7 +1569,7 @@ FORWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="1df4942276c6",
+        kernel="da4f93b1d955",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1585,7 +1585,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="34dd7be494a4",
+        kernel="b12c380b6d3f",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1601,7 +1601,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "int32", "raw"),
         constants=("K", "V"),
-        kernel="4e29213d7df1",
+        kernel="e203348420ac",
         config=(
             "warp_specialized_packed("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1617,7 +1617,7 @@ FORWARD = (
         dims=(1, 1, 16384, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="86dde7cde8f0",
+        kernel="43db61212689",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=2, stages=2, vec=8, min_blocks=2, powers=true, "
@@ -1633,7 +1633,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="66b75f65a79d",
+        kernel="7d6920e5d296",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1649,7 +1649,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="17f21efc79dc",
+        kernel="9fe1416dcf53",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -1661,7 +1661,7 @@ FORWARD = (
         dims=(1, 1, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="1a38e27c11ae",
+        kernel="695df06d51b1",
         config="block_per_head(split=8, tile=1, columns=16, tokens=1, stages=1, vec=4)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
@@ -1673,7 +1673,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
         constants=("K", "V"),
-        kernel="f7c5a952e575",
+        kernel="c52df2f28c75",
         config=(
             "warp_specialized_packed("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1689,7 +1689,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="d8bd948d2ab0",
+        kernel="eabfdc0446db",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -1704,7 +1704,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="4b1930495263",
+        kernel="a7e80b8c0e3e",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, powers=true, "
@@ -1720,7 +1720,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="824916b5af52",
+        kernel="cff3b6fa9398",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1736,7 +1736,7 @@ FORWARD = (
         dims=(8, 8, 1, 40, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="039c56a7b270",
+        kernel="c525f2227cb3",
         config="block_per_head(split=4, tile=2, columns=16, tokens=1, stages=1, vec=2)",
         fits=block_per_head_3_fits,
         bind=block_per_head_3,
@@ -1748,7 +1748,7 @@ FORWARD = (
         dims=(32, 32, 1, 40, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="8279a7057dd1",
+        kernel="e827255f7226",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=8)",
         fits=block_per_head_4_fits,
         bind=block_per_head_4,

@@ -3092,7 +3092,7 @@ BACKWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "int32", "raw"),
         constants=("K", "V"),
-        kernel="9d88a33167db",
+        kernel="f8db4ed6c79a",
         config=(
             "chunk_halving_packed("
             "copy_bytes=16, min_blocks=3, groups=1, stages=4, gradient_terms=2, "
@@ -3108,7 +3108,7 @@ BACKWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="d001881ad6d0",
+        kernel="a84de0f99edc",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, pdl=true)"
@@ -3123,7 +3123,7 @@ BACKWARD = (
         dims=(1, 1, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="f7dd133fb2c3",
+        kernel="613a12bef8a7",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=4)"
@@ -3138,7 +3138,7 @@ BACKWARD = (
         dims=(1, 1, 8192, 24, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="6c5b8b16a487",
+        kernel="3e4b98663958",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=5)"
@@ -3153,7 +3153,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="97b085de0d79",
+        kernel="154d95271076",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, segments=8)"
@@ -3168,7 +3168,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="63a54f3515eb",
+        kernel="f2b4204b696d",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=1, stages=4, gradient_terms=2)"
@@ -3183,7 +3183,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="52c32f2595eb",
+        kernel="b6f5fbb0c4e2",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, "
@@ -3199,7 +3199,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="c22ee94a7ff2",
+        kernel="f148285a2ced",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
@@ -3215,7 +3215,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="758e9123aa3d",
+        kernel="85c19c39148d",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -3231,7 +3231,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="3bc1a070e6dd",
+        kernel="fe82006ae4f6",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -3247,7 +3247,7 @@ BACKWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="40229b137766",
+        kernel="00c533dc77b5",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
@@ -3263,7 +3263,7 @@ BACKWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="ff1f7e1feacc",
+        kernel="1c45f2e16e8d",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "
@@ -3283,7 +3283,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int32", "raw"),
         constants=("K", "V"),
-        kernel="8f7f6d879e8d",
+        kernel="bd4df506146a",
         config=(
             "warp_specialized_packed("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3299,7 +3299,7 @@ FORWARD = (
         dims=(1, 1, 8, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="4f557cdfc710",
+        kernel="5f1770741344",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -3315,7 +3315,7 @@ FORWARD = (
         dims=(256, 256, 1, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="ab132bf6fb34",
+        kernel="608dc4a7bb3b",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -3327,7 +3327,7 @@ FORWARD = (
         dims=(1, 1, 1, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="47b2542bb0b9",
+        kernel="28fd351c9189",
         config="block_per_head(split=8, tile=1, columns=8, tokens=1, stages=1, vec=2)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
@@ -3339,7 +3339,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="a869ae865347",
+        kernel="52286bee4f47",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3355,7 +3355,7 @@ FORWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="5eb3cdc13b22",
+        kernel="caeea26f9ac2",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3371,7 +3371,7 @@ FORWARD = (
         dims=(8, 8, 1, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="da37890cd9c6",
+        kernel="400f7d05b01d",
         config="block_per_head(split=4, tile=2, columns=32, tokens=1, stages=1, vec=2)",
         fits=block_per_head_3_fits,
         bind=block_per_head_3,
@@ -3383,7 +3383,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="b98d5f562b61",
+        kernel="a3570f9e4a8e",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, fixed_parts=true, "
@@ -3399,7 +3399,7 @@ FORWARD = (
         dims=(1, 1, 4096, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="5725ebc3625e",
+        kernel="5bdf91e84af7",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3415,7 +3415,7 @@ FORWARD = (
         dims=(8, 8, 1024, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="1a79f709d20f",
+        kernel="5b557c0ba328",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -3431,7 +3431,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "int32", "raw"),
         constants=("K", "V"),
-        kernel="6172efbf0287",
+        kernel="c4fb9459e049",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3447,7 +3447,7 @@ FORWARD = (
         dims=(1, 1, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="93e32cd8dae3",
+        kernel="93092b158fad",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -3462,7 +3462,7 @@ FORWARD = (
         dims=(1, 1, 8192, 24, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="99fda33a2e21",
+        kernel="7919b6be1eab",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3478,7 +3478,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="54afe796ca6c",
+        kernel="1a0cabd1b627",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, fixed_parts=true, "
@@ -3494,7 +3494,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="12001b1c391b",
+        kernel="4d367af6fa9c",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3510,7 +3510,7 @@ FORWARD = (
         dims=(16, 16, 512, 40, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="54afe796ca6c",
+        kernel="1a0cabd1b627",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, fixed_parts=true, "
@@ -3526,7 +3526,7 @@ FORWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="ed942d87d164",
+        kernel="031d1c63c1b2",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3542,7 +3542,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="22d76cbec1ec",
+        kernel="d43a50e05120",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_4_fits,
         bind=block_per_head_4,
@@ -3554,7 +3554,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
         constants=("K", "V"),
-        kernel="dcf35f62b003",
+        kernel="c848413aa39e",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3570,7 +3570,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="2486c218a9ad",
+        kernel="7f52d4b69a0f",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -3585,7 +3585,7 @@ FORWARD = (
         dims=(4, 4, 2048, 16, 128, 128),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="2566e168362f",
+        kernel="d3d2644d285e",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_4_fits,
         bind=warp_specialized_4,
@@ -3597,7 +3597,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="3d4e64cbb1bb",
+        kernel="d4fefca175e0",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true)"
@@ -3612,7 +3612,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="fde1e6578db0",
+        kernel="1de6b556ae9b",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3628,7 +3628,7 @@ FORWARD = (
         dims=(1, 1, 256, 40, 64, 64),
         dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="6272e16557da",
+        kernel="72d420b6f5a5",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=2, key_warps=2, "
@@ -3644,7 +3644,7 @@ FORWARD = (
         dims=(32, 32, 1, 40, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="3f89a041549c",
+        kernel="b763494c6364",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_4_fits,
         bind=block_per_head_4,
@@ -3656,7 +3656,7 @@ FORWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="04a2d85abf2b",
+        kernel="f94068df889d",
         config="block_per_head(split=16, tile=1, columns=16, tokens=32, stages=1, vec=4)",
         fits=block_per_head_5_fits,
         bind=block_per_head_5,

@@ -475,7 +475,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="6e35f38ed88e",
+        kernel="953b82fd81bc",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk=32, chunk_warps=4, "
@@ -496,7 +496,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="637e28df29bf",
+        kernel="7101d8a7d937",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, quotients=1, segments=8, "
@@ -512,7 +512,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="969d4cad26d5",
+        kernel="9d96e4c6c281",
         config="warpgroups(vec=8, min_blocks=2)",
         fits=warpgroups_1_fits,
         bind=warpgroups_1,
@@ -524,7 +524,7 @@ FORWARD = (
         dims=(8, 8, 4096, 16, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="a807b4ff3ccf",
+        kernel="c13c422bb293",
         config=(
             "warp_specialized("
             "warps=8, row_warps=8, stages=2, vec=8, min_blocks=1, quotients=1)"
@@ -539,7 +539,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="969d4cad26d5",
+        kernel="9d96e4c6c281",
         config="warpgroups(vec=8, min_blocks=2)",
         fits=warpgroups_1_fits,
         bind=warpgroups_1,

@@ -33,8 +33,10 @@ public:
         for (u32 rank = 0; rank < peers_.size(); ++rank)
             if (!peers_[rank]->join(job, peers_.data(), rank)) return;
         tls_ = ModuleTls::of_this_os_thread();
-        u64 turn;
-        while (job.take(peers_.size(), turn)) {
+        while (!job.stop.load(std::memory_order_relaxed)) {
+            const u64 turn =
+                job.next_block.fetch_add(peers_.size(), std::memory_order_relaxed);
+            if (turn >= job.blocks) break;
             run(job, job.block_of_turn(turn, peers_.size()));
             if (job.stop.load(std::memory_order_relaxed))
                 for (Worker* worker : peers_) worker->abandon();

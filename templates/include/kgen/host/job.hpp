@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include <atomic>
-#include <functional>
 #include <mutex>
 #include <numeric>
 #include <string>
@@ -21,34 +20,6 @@
 namespace kgen {
 namespace host {
 
-// Reads the processor's counter of time; its unit is that of `ticks_alone`. Not `steady_clock`: a module that calls a
-// clock of the system is refused, because a kernel could be the caller.
-inline u64 ticks() {
-#if defined(__x86_64__)
-    return __builtin_ia32_rdtsc();
-#elif defined(__aarch64__)
-    u64 count;
-    asm volatile("mrs %0, cntvct_el0" : "=r"(count));
-    return count;
-#else
-    return 0;
-#endif
-}
-
-// Returns how long a launch runs on the OS thread that launches it before others help: about a millisecond. On a busy
-// machine a launch that starts another OS thread waits some milliseconds until that one has run.
-inline u64 ticks_alone() {
-#if defined(__x86_64__)
-    return 2'500'000;  // counters run at 2 to 4 GHz
-#elif defined(__aarch64__)
-    u64 per_second;
-    asm volatile("mrs %0, cntfrq_el0" : "=r"(per_second));
-    return per_second / 1000;
-#else
-    return 0;
-#endif
-}
-
 // A launch, shared by its workers.
 struct Job {
     const Launch* launch;
@@ -62,19 +33,6 @@ struct Job {
     std::mutex fault_lock;
     u64 fault_block = ~0ull;  // the lowest block that failed, so that reports are reproducible
     std::string fault_message;
-    u64 began = ticks();
-    std::function<void()> start_helpers;  // starts the other OS threads; empty when they run or none is wanted
-
-    // Takes the next block, or the next cluster of `cluster` blocks. Returns false if none is left or one has failed.
-    bool take(u64 cluster, u64& turn) {
-        if (stop.load(std::memory_order_relaxed)) return false;
-        turn = next_block.fetch_add(cluster, std::memory_order_relaxed);
-        if (turn >= blocks) return false;
-        // Helpers take blocks only after this assignment, so they see an empty function.
-        if (start_helpers && turn + cluster < blocks && ticks() - began >= ticks_alone())
-            std::exchange(start_helpers, nullptr)();
-        return true;
-    }
 
     // Returns the block, or the first block of a cluster of `cluster` blocks, that runs after `turn` others. Blocks run
     // in order for seed 0, in reverse for seed 1 and in another order for each other seed, because a GPU promises no

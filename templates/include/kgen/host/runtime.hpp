@@ -27,7 +27,7 @@ struct Launch {
     u32 block[3];
     u64 smem_bytes;   // dynamic shared memory of a block
     u64 seed;         // 0: by rank; 1: in reverse; else the order of threads and blocks is shuffled
-    u32 threads;      // OS threads; 0: as many as this process may use, after ticks_alone()
+    u32 threads;      // OS threads; 0: as many as this process may use
     u32 reserved;     // 0
     char* error;      // receives a NUL-terminated message when the launch fails; may be null
     u64 error_bytes;  // capacity of `error`

@@ -306,18 +306,12 @@ int run(const Launch* launch, Invoke invoke, AnyKernel kernel, void** args) {
     job.block_threads = launch->block[0] * launch->block[1] * launch->block[2];
     job.blocks = u64{launch->grid[0]} * launch->grid[1] * launch->grid[2];
     std::vector<std::thread> helpers;
-    const u32 workers = worker_count(*launch, job);
-    const auto start_helpers = [&] {
-        try {
-            for (u32 i = workers; i > 1; --i) helpers.emplace_back(work_on, std::ref(job));
-        } catch (const std::system_error&) {
-            // The system has no more OS threads; those that started run all blocks.
-        }
-    };
-    if (launch->threads)
-        start_helpers();
-    else if (workers > 1)
-        job.start_helpers = start_helpers;
+    try {
+        for (u32 i = worker_count(*launch, job); i > 1; --i)
+            helpers.emplace_back(work_on, std::ref(job));
+    } catch (const std::system_error&) {
+        // The system has no more OS threads; those that started run all blocks.
+    }
     work_on(job);
     for (std::thread& helper : helpers) helper.join();
     if (!job.fault_message.empty()) return report(*launch, kFault, job.fault_message);

@@ -20,8 +20,9 @@ inline void Worker::work(Job& job) {
         return;
     }
     const ModuleTls tls = ModuleTls::of_this_os_thread();
-    u64 turn;
-    while (job.take(1, turn)) {
+    while (!job.stop.load(std::memory_order_relaxed)) {
+        const u64 turn = job.next_block.fetch_add(1, std::memory_order_relaxed);
+        if (turn >= job.blocks) break;
         const u64 block = job.block_of_turn(turn, 1);
         tls.fill_unwritten(job.launch->seed);
         std::string problem = run_block(block);
