@@ -39,9 +39,9 @@ def _scale(operation: str, condition: str) -> Mistake:
 
 def _gw(operation: str, condition: str) -> Mistake:
     """A wrong gw of wkv5 and wkv6."""
-    return Mistake(operation, r"kgen::decay_slope<kForm>\(w_t, decay\) \* inner",
+    return Mistake(operation, r"kgen::decay_slope<kForm>\(w_t, decay\) \* sums\.inner",
                    f"({condition} ? 0.0f : kgen::decay_slope<kForm>(w_t, decay)"
-                   " * inner)")  # fmt: skip
+                   " * sums.inner)")  # fmt: skip
 
 
 def _gu(operation: str, condition: str) -> Mistake:

@@ -21,6 +21,7 @@ using kgen::wkv::Rows;
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr int kThreads = 64;
 constexpr int kChunk = 16;  // steps between two checkpoints of the state
+constexpr int kRows = 8;          // features that are loaded before the first of them is stored, as in `run_in_memory`
 
 // One thread computes gv of a value feature of a head, backward in time.
 KGEN_DEVICE void backward_v(i64 N, i64 T, i64 H, i64 K, i64 V, const void* cu_seqlens,
@@ -56,6 +57,44 @@ KGEN_DEVICE void backward_v(i64 N, i64 T, i64 H, i64 K, i64 V, const void* cu_se
     // 3. The gradient of the initial state.
     if (ginitial_state)
         for (i64 i = 0; i < K; ++i) ginitial_state[first + i * V] = gradient[i * V];
+}
+
+// `Count` features of a key's state after a step; `pitch` floats from feature to feature.
+template <int Count>
+KGEN_DEVICE void next_state(const float* now, float* after, i64 pitch, float decay, float k, const Value* v) {
+    float s[Count];
+#pragma unroll
+    for (int j = 0; j < Count; ++j) s[j] = kgen::fma(decay, now[j * pitch], k * kgen::to_float(v[j]));
+#pragma unroll
+    for (int j = 0; j < Count; ++j) after[j * pitch] = s[j];
+}
+
+// Sums of a step over the value features of a key.
+struct StepSums {
+    float read = 0.0f;     // gradient of the state, times v
+    float inner = 0.0f;    // gradient of the state, times the state before the step
+    float product = 0.0f;  // v times gy
+};
+
+// Adds `Count` features to a step's sums, and takes the gradient of the state back over the step.
+template <int Count>
+KGEN_DEVICE void gradient_rows(float* gradient, const float* before, i64 pitch, float decay, float query,
+                               float scale, const Value* gy, const Value* v, StepSums& sums) {
+    float s[Count], of_state[Count], g[Count], value[Count];
+#pragma unroll
+    for (int j = 0; j < Count; ++j) {
+        s[j] = gradient[j * pitch];
+        of_state[j] = before[j * pitch];
+        g[j] = scale * kgen::to_float(gy[j]);
+        value[j] = kgen::to_float(v[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < Count; ++j) {
+        sums.read = kgen::fma(s[j], value[j], sums.read);
+        sums.inner = kgen::fma(of_state[j], s[j], sums.inner);
+        sums.product = kgen::fma(value[j], g[j], sums.product);
+        gradient[j * pitch] = kgen::fma(decay, s[j], query * g[j]);
+    }
 }
 
 // One thread computes gr, gk, gw and a part of gu of a key of a head. put_w(span, t, h, key, gw) receives gw_t.
@@ -115,27 +154,31 @@ KGEN_DEVICE void backward_rkw(i64 N, i64 T, i64 H, i64 K, i64 V, const void* cu_
     for (i64 c = chunks - 1; c >= 0; --c) {
         const i64 begin = c * kChunk, end = kgen::min(begin + kChunk, span.steps);
         // 2a. The states before each of the chunk's steps, from its checkpoint.
-        for (i64 i = 0; i < V; ++i) {
-            float s = checkpoints[c * size + i * K];
-            for (i64 t = begin; t < end; ++t) {
-                before[(t - begin) * size + i * K] = s;
-                s = kgen::fma(kgen::decay_of<kForm>(w_h(t, key)), s, k_h(t, key) * v_h(t, i));
-            }
+        for (i64 i = 0; i < V; ++i) before[i * K] = checkpoints[c * size + i * K];
+        for (i64 t = begin; t + 1 < end; ++t) {
+            const float decay = kgen::decay_of<kForm>(w_h(t, key)), k_t = k_h(t, key);
+            const float* now = before + (t - begin) * size;
+            float* after = before + (t + 1 - begin) * size;
+            i64 i = 0;
+            for (; i + kRows <= V; i += kRows)
+                next_state<kRows>(now + i * K, after + i * K, K, decay, k_t, v_h.at(t) + i);
+            for (; i < V; ++i) next_state<1>(now + i * K, after + i * K, K, decay, k_t, v_h.at(t) + i);
         }
         // 2b. The gradients of the steps, last step first.
         for (i64 t = end - 1; t >= begin; --t) {
             const float w_t = w_h(t, key), decay = kgen::decay_of<kForm>(w_t), query = r_h(t, key);
-            float read = 0.0f, inner = 0.0f, product = 0.0f;
-            for (i64 i = 0; i < V; ++i) {
-                const float g = scale * gy_h(t, i), value = v_h(t, i), s = gradient[i * K];
-                read = kgen::fma(s, value, read);
-                inner = kgen::fma(before[(t - begin) * size + i * K], s, inner);
-                product = kgen::fma(value, g, product);
-                gradient[i * K] = kgen::fma(decay, s, query * g);
-            }
-            gk_h.at(t)[key] = kgen::from_float<Value>(kgen::fma(product, bonus * query, read));
-            put_w(span, t, h, key, kgen::decay_slope<kForm>(w_t, decay) * inner);
-            gu.add(product * query * k_h(t, key));
+            const float* now = before + (t - begin) * size;
+            StepSums sums;
+            i64 i = 0;
+            for (; i + kRows <= V; i += kRows)
+                gradient_rows<kRows>(gradient + i * K, now + i * K, K, decay, query, scale, gy_h.at(t) + i,
+                                     v_h.at(t) + i, sums);
+            for (; i < V; ++i)
+                gradient_rows<1>(gradient + i * K, now + i * K, K, decay, query, scale, gy_h.at(t) + i,
+                                 v_h.at(t) + i, sums);
+            gk_h.at(t)[key] = kgen::from_float<Value>(kgen::fma(sums.product, bonus * query, sums.read));
+            put_w(span, t, h, key, kgen::decay_slope<kForm>(w_t, decay) * sums.inner);
+            gu.add(sums.product * query * k_h(t, key));
         }
     }
     gu_parts[column] = gu.value();
