@@ -48,7 +48,7 @@ using KeyOutputs = OutputsOf<kM, kE>;    // gq and gk: the features of k
 using ValueOutputs = OutputsOf<kE, kM>;  // gv
 
 constexpr int kAllM = kgen::whole_fragments(kM);
-constexpr int kStoredState = kgen::whole_fragments(kE) * kAllM;
+constexpr int kStoredTerms = kgen::whole_fragments(kE) * kAllM, kStoredState = 2 * kStoredTerms;
 
 // Strides of B, H and T of a tensor.
 struct Strides {
@@ -73,8 +73,8 @@ linear_attention_backward_states(
     const InitialState* __restrict__ initial_state,  // [B, H, E, M]
     const FinalState* __restrict__ gfinal_state,     // [B, H, E, M]
     const FinalKeySum* __restrict__ gfinal_key_sum,  // [B, H, E]
-    T* __restrict__ states,     // [B * H, chunks, E, M], whole fragments
-    T* __restrict__ gradients,  // [B * H, chunks, E, M]; chunks counted from the last step
+    T* __restrict__ states,     // [B * H, chunks, 2, E, M], whole fragments; high and low terms
+    T* __restrict__ gradients,  // [B * H, chunks, 2, E, M]; chunks counted from the last step
     InitialState* __restrict__ ginitial_state,  // [B, H, E, M]
     InitialKeySum* __restrict__ ginitial_key_sum,  // [B, H, E]
     kgen::i64 H, kgen::i64 steps,
@@ -124,8 +124,8 @@ linear_attention_backward(
     const T* __restrict__ k,     // [B, H, T, E]
     const T* __restrict__ v,     // [B, H, T, M]
     const FinalKeySum* __restrict__ gfinal_key_sum,  // [B, H, E]
-    const T* __restrict__ states,     // [B * H, chunks, E, M], whole fragments
-    const T* __restrict__ gradients,  // [B * H, chunks, E, M]; chunks counted from the last step
+    const T* __restrict__ states,     // [B * H, chunks, 2, E, M], whole fragments; high and low terms
+    const T* __restrict__ gradients,  // [B * H, chunks, 2, E, M]; chunks counted from the last step
     T* __restrict__ gq,               // [B, H, T, E]
     T* __restrict__ gk,               // [B, H, T, E]
     T* __restrict__ gv,               // [B, H, T, M]
@@ -184,6 +184,7 @@ linear_attention_backward(
     if (place.segment > 0 || given)
         state.stored = (of_q ? states : gradients) +
                        (head * chunks + place.segment) * kStoredState + value * (of_v ? 1 : kAllM);
+    state.low_terms = kStoredTerms;
     state.row_stride = kAllM;
     state.transposed = !of_v;
 

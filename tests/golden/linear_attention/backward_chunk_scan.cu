@@ -46,7 +46,7 @@ constexpr int kScanThreads = 128;
 template <int Keys, int Values>
 using LoopOf = kgen::ChunkLoop<T, Product, Keys, Values, kChunk, kValueTiles, kValueWarps,
                                kKeyWarps, kStages, kCopy, false, false, kScaled,
-                               kgen::NoDecayRows, kgen::NoNormKey, kgen::kPresent<InitialState>>;
+                               kgen::NoDecayRows, kgen::NoNormSplitState, kgen::kPresent<InitialState>>;
 using KeyLoop = LoopOf<kM, kE>;
 using ValueLoop = LoopOf<kE, kM>;
 
