@@ -24,6 +24,7 @@ from kgen.build.ninja import Command, Done, Ninja
 from kgen.errors import StorageError, ToolchainError
 from kgen.model.digest import digest_of_text
 from kgen.model.spread_source import SPREAD, in_source, watched, with_source
+from kgen.model.whole_source import whole_source
 from kgen.runtime.cache import Cache, CacheError
 from kgen.runtime.host import (
     compile_module_command,
@@ -96,7 +97,7 @@ class HostCompiler(CachingCompiler):
             (folder / "runtime.o").write_bytes(runtime)
             commands = []
             for unit in units:
-                source = unit.request.rendered.source
+                source = self._source(unit)
                 (folder / f"{unit.key}.cu").write_text(watched(source) if self._watches else source)
                 output = f"{unit.key}{self.suffix}"
                 commands.append(Command(tuple(self._module_command(
@@ -106,7 +107,7 @@ class HostCompiler(CachingCompiler):
 
     def _end(self, unit: Unit, folder: Path, done: Done) -> Compiled | Failed:
         """What has become of a unit, from the files in the folder of its compilation."""
-        source = unit.request.rendered.source
+        source = self._source(unit)
         if done.error:
             message = f"{self._cxx}: {done.error}\n{done.log}".strip()
             if self._watches:
@@ -116,6 +117,11 @@ class HostCompiler(CachingCompiler):
         if self._watches:
             content = with_source(content, source)
         return Compiled(content, (), done.seconds)
+
+    def _source(self, unit: Unit) -> str:
+        """The source to compile; with its headers if comparisons are watched."""
+        source = unit.request.rendered.source
+        return whole_source(source, self._include) if self._watches else source
 
     def _stop(self) -> None:
         self._ninja.close()

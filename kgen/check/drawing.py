@@ -22,12 +22,14 @@ from kgen.check.case import (
     Layout,
 )
 from kgen.check.hard_values import (
+    NAN_WITH,
     NONFINITE,
     POWERS,
     base_of,
     weights_of,
     with_hard_values,
     with_nearby_values,
+    with_one_nan,
     with_powers_of_two,
     with_shared_values,
 )
@@ -122,6 +124,9 @@ def drawn_inputs(
     if case.name == name:  # ordinary values, or an operator's own case
         if name not in (NORMAL, NONFINITE):
             drawn = with_nearby_values(drawn, linear_names())
+    elif case.name.startswith(NAN_WITH):
+        place = operator.cases.index(name) + 1  # of wkv without states, NaN in r has extreme decays
+        drawn = with_one_nan(drawn, pass_, linear_names(), operator.slab_dim, place)
     elif case.name == BY_ROWS:
         drawn = with_row_values(drawn, pass_, problem, linear_names(), rows, is_serial)
     elif case.name in ROW_SETS:

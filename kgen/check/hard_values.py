@@ -14,7 +14,9 @@ which random boundaries rarely do.
 
 `first zero`, `last zero`: the first, or the last, linear input is 0, as is the gradient of an
 output that the loss does not use, or the gradient of a state. `zero weights`: linear inputs without
-the slab dim are 0, in operators without steps.
+the slab dim are 0, in operators without steps. `large weights`: weights (inputs without the slab
+dim), linear or not, are ordinary ones times 64 if these have both signs, and so no range of their
+own.
 
 In an operator's own cases every second exact zero of the other inputs becomes -0, and every second
 infinity 100 or -100: where an exponential overflows, a kernel may go wrong before infinity.
@@ -27,6 +29,10 @@ Weights are equal along their last dim, and two of every four rows are equal.
 weights (inputs without the slab dim), because their NaN reaches every row and hides all others.
 `nan in weights`: a NaN, an Inf and a -Inf in each linear weight. Other weights, such as decays, get
 none: definitions differ in what a NaN in a decay does.
+
+`nan with CASE`: one of the operator's own cases, with a NaN in one linear input that is no weight;
+another one for each case. A kernel may compute a row with NaN in another way, which must be right
+for such values as well.
 """
 
 from __future__ import annotations
@@ -51,7 +57,9 @@ LARGE_CASES = (LARGE, "huge")
 UNEQUAL = ("large and small", "small and large")
 ZEROS = ("first zero", "last zero")
 ZERO_WEIGHTS = "zero weights"
+LARGE_WEIGHTS = "large weights"
 NANS = ("nan elsewhere", "nan in weights")
+NAN_WITH = "nan with "
 NONFINITE = "nonfinite"
 POSITIVE = "positive"
 POWERS = "powers of two"
@@ -70,11 +78,12 @@ LARGE_SCALAR = 2.75
 def base_of(operator: Operator, case: Case) -> str:
     """The operator's own case that a set's values are drawn from."""
     own = (
-        LARGE, *UNEQUAL, *ZEROS, ZERO_WEIGHTS, *NANS, *ROW_SETS, SIGNS_BY_ROWS, POWERS, RUNS,
-        *SHAPED, *LONE,
+        LARGE, *UNEQUAL, *ZEROS, ZERO_WEIGHTS, LARGE_WEIGHTS, *NANS, *ROW_SETS, SIGNS_BY_ROWS,
+        POWERS, RUNS, *SHAPED, *LONE,
     )
-    if case.name in operator.cases or case.name not in own:
-        return case.name
+    name = case.name.removeprefix(NAN_WITH)
+    if name in operator.cases or name not in own:
+        return name
     if case.name in NANS and NONFINITE in operator.cases:
         return NONFINITE
     if case.name == SIGNS_BY_ROWS and POSITIVE in operator.cases:
@@ -94,8 +103,8 @@ def with_hard_values(
     """Turn the values that `base_of` draws into those of a set.
 
     Args:
-        case: The set's case; its name is `large`, `zero weights` or one of `UNEQUAL`, `ZEROS` and
-            `NANS`.
+        case: The set's case; its name is `large`, `zero weights`, `large weights` or one of
+            `UNEQUAL`, `ZEROS` and `NANS`.
         drawn: The inputs, by name.
         pass_, problem: The pass, and the problem at the extents of the set.
         linear: The linear inputs, from `linear_in`.
@@ -111,6 +120,9 @@ def with_hard_values(
     if case.name == ZERO_WEIGHTS:
         weights = linear & weights_of(pass_, slab_dim)
         return {n: torch.zeros_like(v) if n in weights else v for n, v in drawn.items()}
+    if case.name == LARGE_WEIGHTS:
+        weights = weights_of(pass_, slab_dim)
+        return {n: v * 64 if n in weights and _has_both_signs(v) else v for n, v in drawn.items()}
     if case.name in ZEROS:
         place = -ZEROS.index(case.name)
         silent = [name for name in drawn if name in linear][place : place + 1 or None]
@@ -123,6 +135,26 @@ def with_hard_values(
     if packing is not None and packing.offsets in found:
         found[packing.offsets] = _at_tiles(found[packing.offsets], case.name == UNEQUAL[1])
     return found
+
+
+def with_one_nan(
+    drawn: Mapping[str, Tensor],
+    pass_: Pass,
+    linear: frozenset[str],
+    slab_dim: str | None,
+    place: int,
+) -> dict[str, Tensor]:
+    """Turn the inputs of an operator's own case into those of `nan with CASE`.
+
+    Args:
+        drawn, pass_, linear, slab_dim: As in `with_hard_values`.
+        place: Chooses the input that gets the NaN, so that the cases take turns.
+    """
+    found = with_nearby_values(drawn, linear)
+    rows = [name for name in drawn if name in linear - weights_of(pass_, slab_dim)]
+    chosen = rows[place % len(rows) : place % len(rows) + 1] if rows else []
+    with_nan = {name: found[name] for name in chosen}
+    return found | dict(_with_special(with_nan, chosen, (torch.nan,)))
 
 
 def with_powers_of_two(
@@ -176,7 +208,7 @@ def enlarged_by(case: Case, pass_: Pass, problem: Problem) -> float:
     """The factor between the inputs of a set and those of an ordinary one; at least 1."""
     if case.name in UNEQUAL:
         return 2.0 ** _up(pass_, problem)
-    return _LARGE if case.name in LARGE_CASES else 1.0
+    return _LARGE if case.name.removeprefix(NAN_WITH) in LARGE_CASES else 1.0
 
 
 def _up(pass_: Pass, problem: Problem) -> int:
@@ -260,10 +292,14 @@ def _are_alike(one: Tensor, other: Tensor) -> bool:
     mean squares differ by a factor of 4 at most.
     """
     both = [x.double() for x in (one, other)]
-    if not all(bool((x > 0).any() and (x < 0).any()) for x in both):
+    if not all(map(_has_both_signs, both)):
         return False
     first, second = (float(x.square().mean()) for x in both)
     return 0.25 * first <= second <= 4.0 * first
+
+
+def _has_both_signs(value: Tensor) -> bool:
+    return value.is_floating_point() and bool((value > 0).any() and (value < 0).any())
 
 
 def linear_in(
@@ -385,7 +421,7 @@ def _with_special(
             yield name, value
             continue
         finite = value.isfinite()
-        planted = torch.where(finite, value, torch.ones_like(value))
+        planted = torch.where(finite, value, torch.ones_like(value)).contiguous()
         first = value.numel() * (2 * place + 1) // (2 * len(drawn))
         wanted = values if name in chosen else ()
         for i, special in reversed(list(enumerate(wanted))):  # the first value is written last

@@ -27,7 +27,10 @@ from kgen.check.extents import Extents
 from kgen.check.hard_values import (
     LARGE,
     LARGE_CASES,
+    LARGE_WEIGHTS,
+    NAN_WITH,
     NANS,
+    NONFINITE,
     POWERS,
     UNEQUAL,
     ZERO_WEIGHTS,
@@ -219,6 +222,9 @@ class Schedule:
             hard.append(replace(ordinary, opposite=True))
             hard.append(replace(ordinary, scalars=common_scalars(self.pass_)))
         hard += [self._case(name, dims) for name in (*UNEQUAL, *ZEROS, *NANS[:-1])]
+        # The cases that have NaN themselves are not repeated.
+        own = [name for name in self.operator.cases if not name.startswith(NONFINITE)]
+        hard += [self._case(NAN_WITH + name, dims) for name in own]
         # With the default offset of 0, a weight of 0 makes the outputs 0; another offset does not.
         zero = self._case(ZEROS[0], dims)
         hard.append(replace(zero, scalars=other_scalars(self.pass_)))
@@ -235,7 +241,7 @@ class Schedule:
         powers = self._case(POWERS, several)
         hard.append(replace(powers, scalars=large_scalars(self.pass_)))
         if weights_of(self.pass_, self.operator.slab_dim):
-            hard.append(self._case(NANS[-1], dims))
+            hard += [self._case(name, dims) for name in (NANS[-1], LARGE_WEIGHTS)]
             if not self.operator.serial_dims:
                 zero = self._case(ZERO_WEIGHTS, dims)
                 hard.append(zero)

@@ -14,8 +14,10 @@ import re
 import zipfile
 from dataclasses import dataclass
 
-SPREAD = "spread 1"
-"""Version of `watched`, for keys of builds."""
+from kgen.model.whole_source import origins
+
+SPREAD = "spread 2"
+"""Version of `watched` and of whole sources, for keys of builds."""
 
 _SOURCE = "source.cu"
 _DIRECTIVE = r"(?m:^[ \t]*\#(?:[^\\\n]|\\\n|\\.)*)"
@@ -97,12 +99,15 @@ def in_source(text: str, file: str, source: str) -> str:
     Args:
         text: The message, with places such as `file:123` or `file:123:45`.
         file: Name of the file that was compiled.
-        source: The source before it was spread.
+        source: The source before it was spread; of a whole source, lines of headers get the
+            header's name.
     """
-    spread_lines = pieces(source)
+    spread_lines, lines = pieces(source), origins(source)
 
     def place(match: re.Match[str]) -> str:
-        return f"{file}:{spread_lines[min(int(match[1]), len(spread_lines)) - 1].line}"
+        piece = spread_lines[min(int(match[1]), len(spread_lines)) - 1]
+        origin = lines[piece.line - 1]
+        return f"{origin.file or file}:{origin.line}"
 
     return re.sub(rf"{re.escape(file)}:(\d+)(?::\d+)?", place, text)
 

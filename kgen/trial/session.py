@@ -29,7 +29,7 @@ from kgen.trial.definition import definition_digest, guards_digest, trained_dige
 from kgen.trial.handle import WorkerHandle
 from kgen.trial.kept_certificates import KeptCertificates
 from kgen.trial.kept_state import kept_state
-from kgen.trial.proof_rules import proof_rules
+from kgen.trial.proof_rules import are_current, proof_rules
 from kgen.trial.told_apart import told_apart
 from kgen.worker.messages import Candidate, Level, Trial, TrialOutcome
 
@@ -165,7 +165,7 @@ class Session:
 
     def _is_current(self, record: Record) -> bool:
         """Whether a record is of this pass and GPU, with the current digests of its verdict."""
-        if record.evidence is not None and record.evidence.rules != proof_rules():
+        if record.evidence is not None and not are_current(record.evidence.rules):
             return False
         its = (record.operator, record.pass_name, record.gpu, record.definition)
         if its != (self.entry.operator.name, self.pass_name, self.gpu.name, self.definition):

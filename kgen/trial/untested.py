@@ -10,8 +10,10 @@ in all calls, although the ranges of its operands differ between calls, and it i
 
 A `switch` is a comparison with each of its cases. A case that no launch met is untested.
 
-Only comparisons of numbers in the kernel's own source count: not those of pointers, which ask for
-an optional tensor, and not those in the device library's headers.
+Only comparisons of numbers in the kernel's own code count, which includes the headers that have it
+(`kgen.model.whole_source`): not those of pointers, which ask for an optional tensor, and not those
+of the primitives that all kernels share. A comment at a condition says why no call meets it, or
+none on the host: `// untested: WHY`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from kgen.model.artifact import Artifact
 from kgen.model.source_text import bare_text
 from kgen.model.space import Variant
 from kgen.model.spread_source import Piece, pieces, source_of
+from kgen.model.whole_source import Origin, origins
 from kgen.runtime.cache import read_file
 
 # Equal to `Comparison` in kgen/host/comparisons.cpp: the place, the least and largest values of
@@ -39,6 +42,8 @@ _MANY_CALLS = 10  # of a host run; large problems have a few calls, each with it
 _EQUAL, _NUMBERS = 2, 7  # the bits of equality, and of all outcomes without NaN
 _TEMPLATE = re.compile(r"<[\w:\s,*&]*>(?=\s*[({:])")
 _SWITCH, _IS_NUMBER = "switch", ("__builtin_isnan", "__builtin_isfinite")  # without an operator
+_WORD = re.compile(r"\b[A-Za-z_]\w*")
+_REASON = re.compile(r"//.*\buntested: \S")
 _OPERATOR = re.compile(
     r"[=!]=|(?<![-<>])[<>]=?(?![<>])|\b(?:switch|__builtin_is(?:nan|finite))\b(?=\s*\()"
 )
@@ -59,15 +64,17 @@ class UntestedBranch:
     """A condition that was always true, or always false.
 
     Attributes:
-        line: The line of the kernel's source.
+        line: The line of the kernel's source, or of the header.
         text: The statement, or the parentheses of `if`, `for` or `while` with their keyword.
+        header: The header, such as kgen/wkv/tensors.cuh; empty for the kernel's source.
     """
 
     line: int
     text: str
+    header: str = ""
 
     def __str__(self) -> str:
-        return f"line {self.line}: {self.text}"
+        return f"{self.header} line {self.line}: {self.text}".lstrip()
 
 
 def untested_branches(
@@ -90,16 +97,32 @@ def untested_branches(
     spread_lines = pieces(source)
     sites = _that_depend_on_calls(
         list(_lines(executable, made, line_finder)), made, spread_lines)
+    origin_of = origins(source)
     lines = Counter(line for _, line in sites)
-    found = {
-        line
-        for place, line in sites
-        if _is_one_sided(made[place].outcomes, _operators(spread_lines, line, lines))
-    }
-    branches = (
-        UntestedBranch(spread_lines[line - 1].line, _text_of_statement(spread_lines, line))
-        for line in sorted(found)
-    )
+    operators_of = {line: _operators(spread_lines, line, lines) for line in lines}
+    # `exponent = rises ? top : exponent` may have the comparison that `rises` is the result of, and
+    # each such statement a copy of it.
+    uses: dict[tuple[str, str], int] = {}
+    for place, line in sites:
+        use = _use_of(spread_lines[line - 1], origin_of)
+        if not operators_of[line]:
+            uses[use] = uses.get(use, 0) | made[place].outcomes
+    one_sided: dict[int, list[bool]] = {}
+    for place, line in sites:
+        use, operators = _use_of(spread_lines[line - 1], origin_of), operators_of[line]
+        outcomes = made[place].outcomes if operators else uses[use]
+        one_sided.setdefault(line, []).append(_is_one_sided(outcomes, operators))
+    source_lines = source.split("\n")
+    branches = []
+    for line, sides in sorted(one_sided.items()):
+        origin = origin_of[spread_lines[line - 1].line - 1]
+        # A kernel may instantiate a header's template several times, for instance for its first
+        # and its other chunks; it is enough that one of these tested the condition.
+        if not (all(sides) if origin.file else any(sides)):
+            continue
+        if not _has_reason(source_lines, spread_lines, line):
+            text = _text_of_statement(spread_lines, line)
+            branches.append(UntestedBranch(origin.line, text, origin.file))
     return tuple(dict.fromkeys(branches))
 
 
@@ -123,7 +146,8 @@ def untested_fault(branches: Sequence[UntestedBranch], variant: Variant) -> str:
         "a condition depends on the inputs, but had the same result in every launch of the host "
         f"run, so nothing tested its other side:\n    {listed}\n"
         "  next: remove the condition; or give the operator inputs that meet it (`cases`); or, if "
-        f"no call can, say why at {variant.where}: `untested: {{\"CONDITION\": WHY}}`"
+        "no call can, say why in a comment there: `// untested: WHY`; or at "
+        f"{variant.where}: `untested: {{\"CONDITION\": WHY}}`"
     )
 
 
@@ -170,6 +194,28 @@ def _statement_of(spread_lines: Sequence[Piece], line: int) -> list[tuple[int, P
 def _text_of_statement(spread_lines: Sequence[Piece], line: int) -> str:
     texts = [piece.text for _, piece in _statement_of(spread_lines, line)]
     return " ".join(bare_text("\n".join(texts)).split())
+
+
+def _use_of(piece: Piece, origin_of: Sequence[Origin]) -> tuple[str, str]:
+    """The file of a line, and the name that it ends with: of `y = rises ?` that is `rises`."""
+    words = _WORD.findall(piece.text)
+    return origin_of[piece.line - 1].file, words[-1] if words else ""
+
+
+def _has_reason(source_lines: Sequence[str], spread_lines: Sequence[Piece], line: int) -> bool:
+    """Whether a line's statement, or a comment directly above it, has a comment `untested: WHY`.
+
+    Args:
+        source_lines: The source before it was spread.
+        spread_lines: The spread source.
+        line: The line of the spread source.
+    """
+    statement = (piece for _, piece in _statement_of(spread_lines, line))
+    lines = [piece.line for piece in statement if bare_text(piece.text).strip()]
+    first = min(lines)
+    while first > 1 and source_lines[first - 2].lstrip().startswith("//"):
+        first -= 1
+    return any(_REASON.search(text) for text in source_lines[first - 1 : max(lines)])
 
 
 def _operators(spread_lines: Sequence[Piece], line: int, lines: Counter[int]) -> list[str]:

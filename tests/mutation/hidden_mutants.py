@@ -15,12 +15,14 @@ from dataclasses import replace
 from blind_mutants import BLIND, BLIND_IN_CI
 from early_mutants import EARLY, EARLY_IN_CI
 from family_mutants import Family, Mistake
+from joint_mutants import JOINT, JOINT_IN_CI
 from laid_mutants import LAID, LAID_IN_CI
 from lone_mutants import LONE, LONE_IN_CI
 from planted_mutants import PLANTED, PLANTED_IN_CI
 from rare_mutants import RARE, RARE_IN_CI
 from shaped_mutants import SHAPED, SHAPED_IN_CI
 from unlisted_mutants import UNLISTED, UNLISTED_IN_CI
+from untested_header_mutants import UNTESTED_IN_HEADERS, UNTESTED_IN_HEADERS_IN_CI
 from untested_mutants import UNTESTED, UNTESTED_IN_CI
 
 _EXACT = "M=37,N=203,dtype=fp32,residual_dtype=fp32,rstd_dtype=fp32"
@@ -357,7 +359,8 @@ _HIDDEN = (
 def _with_planted() -> tuple[Family, ...]:
     """Each kernel with the mistakes of all files, so that each kernel is certified once."""
     found: dict[tuple[str, str], Family] = {(f.name, f.dims): f for f in _HIDDEN}
-    for planted in (*PLANTED, *RARE, *LAID, *SHAPED, *LONE, *UNLISTED, *BLIND, *UNTESTED):
+    for planted in (*PLANTED, *RARE, *LAID, *SHAPED, *LONE, *UNLISTED, *BLIND, *UNTESTED,
+                    *UNTESTED_IN_HEADERS, *JOINT):
         known = found.setdefault((planted.name, planted.dims), replace(planted, mistakes=()))
         both = replace(known, mistakes=(*known.mistakes, *planted.mistakes))
         found[planted.name, planted.dims] = both
@@ -371,6 +374,8 @@ _OTHERS_IN_CI = (
     | UNLISTED_IN_CI
     | BLIND_IN_CI
     | UNTESTED_IN_CI
+    | UNTESTED_IN_HEADERS_IN_CI
+    | JOINT_IN_CI
 )
 IN_CI = _OTHERS_IN_CI | frozenset({
     "rmsnorm-forward-naive-stride of another input",

@@ -104,7 +104,8 @@ def test_an_untested_branch_is_a_fault(jobs: int) -> None:
     fault = host_run(source("if (M > 20000) y[0] = 7.0f;"), jobs).fault
     assert "same result in every launch" in fault
     assert re.search(r"line \d+: if \(M > 20000\)\n", fault), fault
-    assert f"say why at {VARIANT.where}: `untested: " in fault
+    assert "say why in a comment there: `// untested: WHY`" in fault
+    assert f"or at {VARIANT.where}: `untested: " in fault
 
 
 @needs_line_finder
@@ -116,6 +117,15 @@ def test_a_variant_may_name_conditions_that_need_no_test() -> None:
     assert "M % 96 == 95" in fault
     both = replace(named, untested=(*named.untested, ("M % 96 == 95", "nor these")))
     assert host_run(rendered, 1, both).fault == ""
+
+
+@needs_line_finder
+def test_a_comment_may_say_why_a_condition_needs_no_test() -> None:
+    named = "if (M > 20000) y[0] = 7.0f;  // untested: no model has as many rows\n"
+    assert host_run(source(named), 1).fault == ""
+    fault = host_run(source(named, "if (M % 96 == 95) y[0] = 7.0f;"), 1).fault
+    assert "20000" not in fault
+    assert "M % 96 == 95" in fault
 
 
 @needs_line_finder

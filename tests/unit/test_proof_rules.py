@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kgen.trial.proof_rules import proof_rules, rules_digest
+from kgen.trial.proof_rules import _AS_STRICT, are_current, proof_rules, rules_digest
 
 TEXT = '''"""What it does."""
 
@@ -68,3 +68,21 @@ def test_the_modules_of_a_proof_are_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert {"check/schedule.py", "check/extents.py", "check/set_limits.py", "check/oracle.py",
             "check/steps.py", "worker/proof.py", "worker/runner.py", "worker/binding.py",
             "trial/host_runs.py", "trial/kept_state.py"} <= set(names)
+
+
+def test_an_older_verifier_is_named_for_the_current_one_alone() -> None:
+    assert set(_AS_STRICT) <= {proof_rules()}, "the verifier has changed: empty _AS_STRICT"
+    assert are_current(proof_rules())
+    assert not are_current("")
+    for older in _AS_STRICT.get(proof_rules(), ()):
+        assert are_current(older)
+
+
+def test_a_change_makes_older_certificates_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kgen.trial import proof_rules as module
+
+    monkeypatch.setattr(module, "_AS_STRICT", {"today": ("older",)})
+    monkeypatch.setattr(module, "proof_rules", lambda: "today")
+    assert module.are_current("older")
+    monkeypatch.setattr(module, "proof_rules", lambda: "tomorrow")
+    assert not module.are_current("older")

@@ -21,7 +21,15 @@ from kgen.model.digest import digest_of_text
 from kgen.model.problem import parse_problem
 from kgen.model.record import Evidence, Fate, HostRun, Timing, Tried
 from kgen.runtime.code_digest import Code
-from kgen.trial import HostRunner, HostRunResult, Session, WorkerPool, host_runs, session
+from kgen.trial import (
+    HostRunner,
+    HostRunResult,
+    Session,
+    WorkerPool,
+    host_runs,
+    proof_rules,
+    session,
+)
 from kgen.tune.safe import SafeCertificates
 from kgen.worker import Setup, Trial, TrialOutcome
 
@@ -208,7 +216,8 @@ def test_what_changed_is_proven_again(
         case "guards":
             monkeypatch.setattr(session, "guards_digest", lambda variant: "another")
         case "rules":
-            monkeypatch.setattr(session, "proof_rules", lambda: "another")
+            for module in (session, proof_rules):
+                monkeypatch.setattr(module, "proof_rules", lambda: "another")
         case "code":
             its.edition = "another"
     ran = len(runner.ran)

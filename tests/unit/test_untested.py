@@ -8,12 +8,15 @@ import pytest
 
 from kgen.catalogue import open_catalogue
 from kgen.model.spread_source import pieces
+from kgen.model.whole_source import origins
 from kgen.trial.untested import (
     UntestedBranch,
+    _has_reason,
     _is_one_sided,
     _Made,
     _operators,
     _that_depend_on_calls,
+    _use_of,
     untested_fault,
 )
 
@@ -113,3 +116,31 @@ def test_a_named_condition_may_be_spaced_as_it_likes() -> None:
     assert untested_fault([branch], variant) == ""
     other = UntestedBranch(9, "if (row < M)")
     assert "line 9: if (row < M)" in untested_fault([branch, other], variant)
+
+
+@pytest.mark.parametrize(
+    ("source", "has_reason"),
+    [
+        ("if (a < 3) x();", False),
+        ("if (a < 3) x();  // untested: a is 4", True),
+        ("// untested: a is 4\nif (a < 3) x();", True),
+        ("if (b &&\n    a < 3)  // untested: a is 4\n    x();", True),
+        ("// untested: a is 4\n\nif (a < 3) x();", False),  # of another line
+        ("y();  // untested: a is 4\nif (a < 3) x();", False),  # of the statement before
+        ("// Of a:\n// untested: it is\n// 4\nif (a < 3) x();", True),
+        ("// untested:\nif (a < 3) x();", False),
+        ("if (a < 3)\n    x();  // untested: a is 4", False),  # the statement ends before it
+    ],
+)
+def test_a_comment_gives_the_reason(source: str, has_reason: bool) -> None:
+    spread_lines = pieces(source)
+    line = next(n for n, piece in enumerate(spread_lines, 1) if "a < 3" in piece.text)
+    assert _has_reason(source.split("\n"), spread_lines, line) == has_reason
+
+
+def test_the_use_of_a_result_is_known_by_its_name() -> None:
+    source = "bool rises = a > 0;\nx = rises ? b : x;\nif (!rises) y = 2;\nz = t == 7 ? 1 : 2;"
+    origin_of = origins(source)
+    uses = {p.text.strip(): _use_of(p, origin_of) for p in pieces(source)}
+    assert uses["x = rises ?"] == uses["if (!rises)"] == ("", "rises")
+    assert uses["z = t == 7 ?"] == ("", "t")

@@ -13,7 +13,7 @@ from kgen.catalogue import open_catalogue
 from kgen.check import Fixture
 from kgen.check.buffers import Far, fingerprint
 from kgen.check.case import EXPANDED, FAR, NORMAL, SHARED, VIEWS, Case, Layout
-from kgen.check.hard_values import NANS, ZEROS, with_nearby_values
+from kgen.check.hard_values import LARGE_WEIGHTS, NAN_WITH, NANS, ZEROS, with_nearby_values
 from kgen.check.input_set import InputSet
 from kgen.check.row_values import BY_ROWS
 from kgen.check.schedule import Schedule
@@ -145,6 +145,33 @@ def test_weights_have_both_infinities() -> None:
     fixture = fixture_of("rmsnorm", "M=4,N=8,dtype=fp32")  # its own case has a NaN in w
     own = made(fixture, "contiguous", NANS[1]).inputs["w"].tensor
     assert [int(x.sum()) for x in (own.isnan(), own == torch.inf, own == -torch.inf)] == [0, 1, 1]
+
+
+def test_own_cases_take_turns_with_a_nan() -> None:
+    fixture = fixture_of("wkv6", WKV6)
+    schedule = Schedule(fixture.operator, fixture.pass_, fixture.problem, seed=1)
+    names = {case.name for case in schedule.certify(1, ())}
+    with_nan = set()
+    for name in fixture.operator.cases:
+        is_left_out = name.startswith("nonfinite")
+        assert (f"{NAN_WITH}{name}" in names) == (not is_left_out)
+        if not is_left_out:
+            inputs = made(fixture, "contiguous", f"{NAN_WITH}{name}").inputs
+            has = [n for n, x in inputs.items() if bool(x.tensor.isnan().any())]
+            assert len(has) == 1, (name, has)
+            assert int(inputs[has[0]].tensor.isnan().sum()) == 1
+            with_nan |= set(has)
+    assert with_nan == {"r", "k", "v", "initial_state"}  # not in the decays and the bonus
+    w = made(fixture, "contiguous", f"{NAN_WITH}extreme_decay").inputs["w"].tensor
+    assert bool(w.isneginf().any())
+
+
+def test_large_weights_are_those_with_both_signs() -> None:
+    fixture = fixture_of("wkv4", "B=2,T=9,C=64,dtype=fp32")
+    ordinary, large = (made(fixture, "contiguous", name).inputs for name in (NORMAL, LARGE_WEIGHTS))
+    assert torch.equal(large["u"].tensor, 64 * ordinary["u"].tensor)
+    for name in ("k", "v", "w"):  # rows, and a decay below 0
+        assert torch.equal(large[name].tensor, ordinary[name].tensor)
 
 
 def test_every_second_zero_is_negative_and_every_second_infinity_100() -> None:
