@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "0bd67f3dae2159257c6dd1ba70b2f7b7"
+HEADERS = "f7fb5999c2169ee1bd5dc61e64eb8eb1"
 
 
 def forward_chunk_loop(file: KernelFile, call: Call) -> Run:
@@ -1592,7 +1592,8 @@ BACKWARD_CHUNK_SCAN_NORM_NAMED: dict[str, Callable[[Call], Any]] = {
 
 BACKWARD_CHUNK_PARALLEL_NAMED: dict[str, Callable[[Call], Any]] = {
     "chunk_states": lambda call: (
-        call.B * call.H * ceil_div(call.T, call.chunk) * round_up(call.E, 16) * round_up(call.M, 16)
+        2 * call.B * call.H * ceil_div(call.T, call.chunk) * round_up(call.E, 16) * round_up(call.M,
+        16)
     ),
     "state_ctas": lambda call: (
         call.B * call.H * 2 * ceil_div(call.E, call.state_keys) * ceil_div(call.M,
@@ -1610,8 +1611,8 @@ BACKWARD_CHUNK_PARALLEL_NAMED: dict[str, Callable[[Call], Any]] = {
     "keys": lambda call: max(call.E, call.M),
     "padded_keys": lambda call: round_up(call.keys, 16),
     "resident_bytes": lambda call: (
-        2 * (call.chunk * (2 * (call.padded_keys + 8) + call.block_v + 8) + call.padded_keys *
-        call.block_v + 8 * max(call.padded_keys, call.block_v))
+        2 * (call.chunk * (2 * (call.padded_keys + 8) + call.block_v + 8) + 2 * (call.padded_keys *
+        call.block_v + 8 * max(call.padded_keys, call.block_v)))
     ),
     "step_by_step_bytes": lambda call: 4 * (call.keys * call.block_v + call.keys + 4),
     "output_smem": lambda call: max(call.resident_bytes, call.step_by_step_bytes),

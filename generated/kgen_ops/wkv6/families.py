@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "0bd67f3dae2159257c6dd1ba70b2f7b7"
+HEADERS = "f7fb5999c2169ee1bd5dc61e64eb8eb1"
 
 
 def forward_chunk_halving(file: KernelFile, call: Call) -> Run:
@@ -1210,7 +1210,7 @@ FORWARD_WARP_SPECIALIZED_STATES_NAMED: dict[str, Callable[[Call], Any]] = {
 
 FORWARD_WARP_SPECIALIZED_PACKED_NAMED: dict[str, Callable[[Call], Any]] = {
     "head_blocks": lambda call: ceil_div(call.V, 16 * call.warps),
-    "resident": lambda call: call.min_blocks * max(call.sm_count, 64),
+    "resident": lambda call: call.min_blocks * max(call.sm_count, 8),
     "segment_steps": lambda call: (
         round_up(call.T * call.H * call.head_blocks * 5 // (4 * call.resident) + 1, 32)
     ),
@@ -1952,7 +1952,7 @@ BACKWARD_CHUNK_HALVING_PACKED_NAMED: dict[str, Callable[[Call], Any]] = {
         ceil_div(call.T, 16)
     ),
     "value_blocks": lambda call: ceil_div(call.V, 16),
-    "resident": lambda call: call.min_blocks * max(call.sm_count, 64),
+    "resident": lambda call: call.min_blocks * max(call.sm_count, 8),
     "segment_steps": lambda call: round_up(call.T * call.H * 5 // (4 * call.resident) + 1, 32),
     "segment_slots": lambda call: call.T // call.segment_steps + call.N,
     "segment_blocks": lambda call: call.H * call.segment_slots,

@@ -1303,7 +1303,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="6c61d4291027",
+        kernel="956cb2a7ef98",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=1, stages=3, weight_memory=registers, "
@@ -1319,7 +1319,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="8d3e83034454",
+        kernel="34454b323417",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=2, stages=8, weight_memory=registers, "
@@ -1335,7 +1335,7 @@ BACKWARD = (
         dims=(512, 262144),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="32ef2bb5de48",
+        kernel="09d8e1eb55e9",
         config=(
             "two_pass("
             "row_threads=512, tile_threads=256, vec=8, unroll=1, row_splits=4, "
@@ -1351,7 +1351,7 @@ BACKWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="9bddc4b2b8c7",
+        kernel="b08c67d4ea8a",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=4, stages=5, weight_memory=shared, "
@@ -1367,7 +1367,7 @@ BACKWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="15019009fc34",
+        kernel="0ff3e6a4c647",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, vec=8, resident_weight=true, "
@@ -1383,7 +1383,7 @@ BACKWARD = (
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="42167cb16b3c",
+        kernel="ee84cf25ca31",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=2, stages=6, weight_memory=registers, "
@@ -1399,7 +1399,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="3b53b3fdf09a",
+        kernel="8ff96020feb2",
         config=(
             "bulk_rows("
             "threads=128, copies_per_row=4, stages=5, weight_memory=registers, "
@@ -1415,7 +1415,7 @@ BACKWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="e60b50df2d54",
+        kernel="fabdc324decc",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, vec=8, resident_weight=false, "
@@ -1431,7 +1431,7 @@ BACKWARD = (
         dims=(32768, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="34cc6bc7997e",
+        kernel="c4a64efc39a5",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=1, stages=2, weight_memory=global, "

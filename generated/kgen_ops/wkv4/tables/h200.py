@@ -533,7 +533,7 @@ BACKWARD = (
         dims=(1, 16384, 768),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="6f7309e085d0",
+        kernel="5420e1cf72c4",
         config=(
             "anchored("
             "lanes=32, vec=2, segments=8, steps=8, prefetch=false, min_blocks=2, splits=22)"
@@ -548,7 +548,7 @@ BACKWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="4d45ced8749f",
+        kernel="8f39fab3d142",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=8, prefetch=true, min_blocks=1, "
@@ -568,7 +568,7 @@ FORWARD = (
         dims=(1, 4096, 1280),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "log"),
         constants=(),
-        kernel="2b67379f6316",
+        kernel="2c2cddaa3632",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=22)"
@@ -583,7 +583,7 @@ FORWARD = (
         dims=(4, 1024, 4096),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "log"),
         constants=(),
-        kernel="7c5a5839020a",
+        kernel="3efdf40a0df3",
         config=(
             "running_max("
             "lanes=16, vec=2, segments=4, steps=16, prefetch=true, min_blocks=4, splits=1)"
@@ -598,7 +598,7 @@ FORWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "log"),
         constants=(),
-        kernel="7c5a5839020a",
+        kernel="3efdf40a0df3",
         config=(
             "running_max("
             "lanes=16, vec=2, segments=4, steps=16, prefetch=true, min_blocks=4, splits=1)"
@@ -613,7 +613,7 @@ FORWARD = (
         dims=(1, 16384, 768),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="34f377181d3c",
+        kernel="6cd7b7a368fc",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=22)"
@@ -628,7 +628,7 @@ FORWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="40b1f9e6676c",
+        kernel="519244acc21b",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=4, steps=16, prefetch=true, min_blocks=3, splits=1)"
@@ -643,7 +643,7 @@ FORWARD = (
         dims=(1, 8192, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "raw"),
         constants=(),
-        kernel="b15ccb9702fe",
+        kernel="c049df4e3449",
         config=(
             "running_max("
             "lanes=8, vec=2, segments=32, steps=32, prefetch=true, min_blocks=1, splits=1)"

@@ -7,5 +7,24 @@ from ..._runtime.rows import Gpu
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 
-GPUS: tuple[Gpu, ...] = (
+GPUS = (
+    Gpu(
+        name="h200",
+        title="NVIDIA H200 SXM 141 GB",
+        device_names=("NVIDIA H200", "NVIDIA H200 SXM", "NVIDIA H200 141GB HBM3e"),
+        arch="sm_90a",
+        facts={
+            "sm_count": 132,
+            "smem_per_block": 232448,
+            "smem_per_sm": 233472,
+            "regs_per_sm": 65536,
+            "max_threads_per_sm": 2048,
+            "max_blocks_per_sm": 32,
+            "l2_bytes": 62914560,
+            "memory_bytes": 141000000000,
+            "max_threads_per_block": 1024,
+            "warp_size": 32,
+            "compute_capability": 90,
+        },
+    ),
 )

@@ -3092,7 +3092,7 @@ BACKWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "int32", "raw"),
         constants=("K", "V"),
-        kernel="f8db4ed6c79a",
+        kernel="76b95b291528",
         config=(
             "chunk_halving_packed("
             "copy_bytes=16, min_blocks=3, groups=1, stages=4, gradient_terms=2, "
@@ -3108,7 +3108,7 @@ BACKWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="a84de0f99edc",
+        kernel="0ebed01836dd",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, pdl=true)"
@@ -3123,7 +3123,7 @@ BACKWARD = (
         dims=(1, 1, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="613a12bef8a7",
+        kernel="8235080507f8",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=4)"
@@ -3138,7 +3138,7 @@ BACKWARD = (
         dims=(1, 1, 8192, 24, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="3e4b98663958",
+        kernel="1735015fb7de",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=4, gradient_terms=2, segments=5)"
@@ -3153,7 +3153,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="154d95271076",
+        kernel="fb540eb6a670",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, segments=8)"
@@ -3168,7 +3168,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="f2b4204b696d",
+        kernel="1b9cf208ddd5",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=1, stages=4, gradient_terms=2)"
@@ -3183,7 +3183,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="b6f5fbb0c4e2",
+        kernel="3fbf0f9a66e9",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2, "
@@ -3199,7 +3199,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="f148285a2ced",
+        kernel="945029e5914b",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
@@ -3215,7 +3215,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="85c19c39148d",
+        kernel="192ced6f62e2",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -3231,7 +3231,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="fe82006ae4f6",
+        kernel="697f5dff352a",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -3247,7 +3247,7 @@ BACKWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="00c533dc77b5",
+        kernel="1aa1db1de4e9",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
@@ -3263,7 +3263,7 @@ BACKWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="1c45f2e16e8d",
+        kernel="509740c5341e",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "
@@ -3283,7 +3283,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int32", "raw"),
         constants=("K", "V"),
-        kernel="bd4df506146a",
+        kernel="06c00e7d5828",
         config=(
             "warp_specialized_packed("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3299,7 +3299,7 @@ FORWARD = (
         dims=(1, 1, 8, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="5f1770741344",
+        kernel="42a618c95b26",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -3315,7 +3315,7 @@ FORWARD = (
         dims=(256, 256, 1, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="608dc4a7bb3b",
+        kernel="f5baecdd94a8",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -3327,7 +3327,7 @@ FORWARD = (
         dims=(1, 1, 1, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="28fd351c9189",
+        kernel="8ba2e7c9eda7",
         config="block_per_head(split=8, tile=1, columns=8, tokens=1, stages=1, vec=2)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
@@ -3339,7 +3339,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="52286bee4f47",
+        kernel="bbe7753b72a4",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3355,7 +3355,7 @@ FORWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="caeea26f9ac2",
+        kernel="cc0b2f2e18c9",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3371,7 +3371,7 @@ FORWARD = (
         dims=(8, 8, 1, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="400f7d05b01d",
+        kernel="3f5875244107",
         config="block_per_head(split=4, tile=2, columns=32, tokens=1, stages=1, vec=2)",
         fits=block_per_head_3_fits,
         bind=block_per_head_3,
@@ -3383,7 +3383,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="a3570f9e4a8e",
+        kernel="c95438b0ebd9",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, fixed_parts=true, "
@@ -3399,7 +3399,7 @@ FORWARD = (
         dims=(1, 1, 4096, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="5bdf91e84af7",
+        kernel="9dea74b23c9a",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3415,7 +3415,7 @@ FORWARD = (
         dims=(8, 8, 1024, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="5b557c0ba328",
+        kernel="ba506c278cff",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -3431,7 +3431,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "int32", "raw"),
         constants=("K", "V"),
-        kernel="c4fb9459e049",
+        kernel="c9195530ddd7",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3447,7 +3447,7 @@ FORWARD = (
         dims=(1, 1, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="93092b158fad",
+        kernel="152339d9417c",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -3462,7 +3462,7 @@ FORWARD = (
         dims=(1, 1, 8192, 24, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="7919b6be1eab",
+        kernel="d9f78ac36cce",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3478,7 +3478,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="1a0cabd1b627",
+        kernel="07daef27e919",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, fixed_parts=true, "
@@ -3494,7 +3494,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="4d367af6fa9c",
+        kernel="0d2c330370ed",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3510,7 +3510,7 @@ FORWARD = (
         dims=(16, 16, 512, 40, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="1a0cabd1b627",
+        kernel="07daef27e919",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, fixed_parts=true, "
@@ -3526,7 +3526,7 @@ FORWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="031d1c63c1b2",
+        kernel="ec895c3b7b32",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3542,7 +3542,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="d43a50e05120",
+        kernel="29baa8abe461",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_4_fits,
         bind=block_per_head_4,
@@ -3554,7 +3554,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
         constants=("K", "V"),
-        kernel="c848413aa39e",
+        kernel="0ce4fc14195d",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3570,7 +3570,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="7f52d4b69a0f",
+        kernel="29a764008757",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -3585,7 +3585,7 @@ FORWARD = (
         dims=(4, 4, 2048, 16, 128, 128),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="d3d2644d285e",
+        kernel="db4b48ff18b7",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_4_fits,
         bind=warp_specialized_4,
@@ -3597,7 +3597,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="d4fefca175e0",
+        kernel="fe27643c95ca",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, fixed_parts=true)"
@@ -3612,7 +3612,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="1de6b556ae9b",
+        kernel="09b5b3c054be",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, "
@@ -3628,7 +3628,7 @@ FORWARD = (
         dims=(1, 1, 256, 40, 64, 64),
         dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="72d420b6f5a5",
+        kernel="45d777b6f25a",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=2, key_warps=2, "
@@ -3644,7 +3644,7 @@ FORWARD = (
         dims=(32, 32, 1, 40, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="b763494c6364",
+        kernel="efe33bf764f9",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_4_fits,
         bind=block_per_head_4,
@@ -3656,7 +3656,7 @@ FORWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="f94068df889d",
+        kernel="4ce741d6ee0d",
         config="block_per_head(split=16, tile=1, columns=16, tokens=32, stages=1, vec=4)",
         fits=block_per_head_5_fits,
         bind=block_per_head_5,

@@ -122,9 +122,9 @@ private:
 // shared memory. Stages: chunks in shared memory. CopyBytes: bytes of one cp.async; pointers and strides are multiples.
 // KeySums: the loop also computes z_t = z_{t-1} + b_t. Normalised: out is divided by out_factor * a_t z_t + eps.
 // Scaled: value_factor multiplies sums of b v^T and scores, in fp32; value_factor * v would be rounded to T. Decay:
-// NoDecayRows, or HalvingRows of HalvingLoop. NormKey: NoNormKey, or NormKeyRows. ExactState: each chunk's sum of b v^T
-// is added to the state in fp32, as a returned state needs: tensor cores truncate what they add to, and over thousands
-// of steps that shows.
+// NoDecayRows, or HalvingRows of HalvingLoop. NormKey: NoNormKey, NoNormSplitState or NormKeyRows. ExactState: each
+// chunk's sum of b v^T is added to the state in fp32, as a returned state needs: tensor cores truncate what they add
+// to, and over thousands of steps that shows.
 template <class T, class Product, int Keys, int Values, int Chunk, int MTiles, int MWarps,
           int KeyWarps, int Stages, int CopyBytes, bool KeySums = false, bool Normalised = false,
           bool Scaled = false, class Decay = NoDecayRows, class NormKey = NoNormKey,

@@ -259,6 +259,18 @@ template <bool Exact>
 struct NormKeyOperands<fp16, fp16, Exact>
     : NormKeyHalfOperands<fp16, WeightedFp16Operands, SplitFp16Carry> {};
 
+// Operands of a loop without a norm whose state has two terms in 16 bits.
+template <class T, class Default>
+struct SplitStateOperands : Default {};
+template <class Default>
+struct SplitStateOperands<bf16, Default> : Default {
+    using Carry = SplitBf16Carry;
+};
+template <class Default>
+struct SplitStateOperands<fp16, Default> : Default {
+    using Carry = SplitFp16Carry;
+};
+
 // What a loop needs of the norm: nothing, or the numbers of the chunks in use and the sums z.
 template <class NormKey, class T, class Product, int Chunk, int BlockV, int Threads, int Stages>
 class ChunkNormKey;
@@ -270,6 +282,16 @@ public:
     using Operands = Default;
     static constexpr int kSmemBytes = 0, kStepByStepBytes = 0;
     KGEN_DEVICE ChunkNormKey(const NoNormKey&, i64) {}
+};
+
+template <class T, class Product, int Chunk, int BlockV, int Threads, int Stages>
+class ChunkNormKey<NoNormSplitState, T, Product, Chunk, BlockV, Threads, Stages>
+    : public ChunkNormKey<NoNormKey, T, Product, Chunk, BlockV, Threads, Stages> {
+public:
+    template <class Default>
+    using Operands = SplitStateOperands<T, Default>;
+    KGEN_DEVICE ChunkNormKey(const NoNormKey& rows, i64 first)
+        : ChunkNormKey<NoNormKey, T, Product, Chunk, BlockV, Threads, Stages>(rows, first) {}
 };
 
 template <bool Exact, class T, class Product, int Chunk, int BlockV, int Threads, int Stages>

@@ -7,8 +7,8 @@
 //
 // Layout: rows in shared memory are kKeyStride and kValueStride elements apart (chunk_row_stride).
 //
-// Shared memory: T a, b[Chunk][kKeyStride], v[Chunk][kValueStride], and the state: [kKeys][kValueStride], or
-// transposed [BlockV][kKeyStride].
+// Shared memory: T a, b[Chunk][kKeyStride], v[Chunk][kValueStride], and both terms of the state: [kKeys][kValueStride],
+// or transposed [BlockV][kKeyStride].
 //
 // Synchronisation: two cp.async groups (a and the state; b and v), each followed by a block barrier. With programmatic
 // dependent launch (pdl.cuh) a CTA may start while the first kernel still computes states: it computes the part
@@ -29,14 +29,15 @@ namespace kgen {
 template <class T>
 struct StateBeforeChunk : RecurrenceStates {
     const T* stored;     // or null: zeros
+    i64 low_terms;       // elements from a high term to its low one
     i64 row_stride;
     bool transposed;     // a row belongs to a value feature, not to a key
 
     template <bool>
     KGEN_DEVICE float initial_at(int key, int value, int, int) const {
         if (stored == nullptr) return 0.0f;
-        return to_float(transposed ? stored[value * row_stride + key]
-                                   : stored[key * row_stride + value]);
+        const T* high = stored + (transposed ? value * row_stride + key : key * row_stride + value);
+        return to_float(high[0]) + to_float(high[low_terms]);
     }
 };
 
@@ -52,7 +53,7 @@ class ChunkOutputs {
     using Rows = ChunkAttention<T, Keys, Values, BlockV, StepTiles, Scaled>;
     static constexpr int kKeyStride = Rows::kKeyStride, kValueStride = Rows::kValueStride;
     static constexpr int kState = max(kKeys * kValueStride, BlockV * kKeyStride);
-    static constexpr int kElements = Chunk * (2 * kKeyStride + kValueStride) + kState;
+    static constexpr int kElements = Chunk * (2 * kKeyStride + kValueStride) + 2 * kState;
 
     static_assert(Chunk % (16 * StepTiles) == 0, "whole fragments");
 
@@ -128,23 +129,32 @@ private:
 
     KGEN_DEVICE void copy_state() const {
         if (state_rows_.stored == nullptr) return;
-        const StepRows<const T> source{state_rows_.stored, state_rows_.row_stride};
         const int values = min(whole_fragments(rows_.values), BlockV);
-        if (state_rows_.transposed) {
-            ChunkCopier<T, BlockV, kKeys, 16, kThreads>(source, 0, kKeys)
-                .template start<false>(state_, kKeyStride, values);
-        } else {
-            ChunkCopier<T, kKeys, BlockV, 16, kThreads>(source, 0, values)
-                .template start<true>(state_, kValueStride, kKeys);
+#pragma unroll
+        for (int term = 0; term < 2; ++term) {
+            const StepRows<const T> source{state_rows_.stored + term * state_rows_.low_terms,
+                                           state_rows_.row_stride};
+            T* to = state_ + term * kState;
+            if (state_rows_.transposed) {
+                ChunkCopier<T, BlockV, kKeys, 16, kThreads>(source, 0, kKeys)
+                    .template start<false>(to, kKeyStride, values);
+            } else {
+                ChunkCopier<T, kKeys, BlockV, 16, kThreads>(source, 0, values)
+                    .template start<true>(to, kValueStride, kKeys);
+            }
         }
     }
 
     KGEN_DEVICE void carry(Rows& outputs) const {
         if (state_rows_.stored == nullptr) return;
-        if (state_rows_.transposed) {
-            outputs.template carry<true>(state_);
-        } else {
-            outputs.template carry<false>(state_);
+#pragma unroll
+        for (int term = 1; term >= 0; --term) {  // the smaller one first
+            const T* state = state_ + term * kState;
+            if (state_rows_.transposed) {
+                outputs.template carry<true>(state);
+            } else {
+                outputs.template carry<false>(state);
+            }
         }
     }
 

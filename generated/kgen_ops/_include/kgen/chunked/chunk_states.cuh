@@ -3,11 +3,13 @@
 //     S_t = S_{t-1} + b_t v_t^T
 //
 // A CTA loops over all steps for a tile [KeyTile x ValueTile] of the state, kept in accumulators, so no scan over
-// chunks is needed. Before each chunk it writes the tile as T (bf16), the operand type of chunk_outputs.cuh.
+// chunks is needed. Before each chunk it writes the tile as two terms of T (bf16), the operand type of
+// chunk_outputs.cuh. If all rows b have one sign, the keys of a state are large together; one term would then have
+// large errors where the products of a row a with it cancel.
 //
 // StateFragments, the state tile of one warp, is also used by the warp_specialized and split_t kernels.
 //
-// Layout: a stored state is [whole_fragments(Keys)][whole_fragments(Values)] of T.
+// Layout: a stored state is [2][whole_fragments(Keys)][whole_fragments(Values)] of T: high terms, then low ones.
 //
 // Shared memory: T ring[Stages][b: Batch x kKeyStride; v: Batch x kValueStride].
 //
@@ -142,7 +144,7 @@ KGEN_DEVICE void prefetch_l2_line([[maybe_unused]] const void* source) {
 template <class T>
 struct ChunkStateTensors {
     const float* initial;  // [Keys][Values], or null: zeros
-    T* before;             // [chunks][whole_fragments(Keys)][whole_fragments(Values)]
+    T* before;             // [chunks][2][whole_fragments(Keys)][whole_fragments(Values)]
     float* end;            // [Keys][Values], or null: not written
     float factor;          // S = initial + factor * sum
 };
@@ -261,14 +263,20 @@ private:
     KGEN_DEVICE int value_of(int of_warp) const { return value0_ + warp_value_ + of_warp; }
 
     KGEN_DEVICE void store_before(int chunk) const {
-        T* target = ends_.before + static_cast<i64>(chunk) * kAllKeys * kAllValues +
-                    key_of(0) * kAllValues + value_of(0);
+        constexpr int kState = kAllKeys * kAllValues;
+        T* target = ends_.before + static_cast<i64>(chunk) * 2 * kState + key_of(0) * kAllValues + value_of(0);
+        const auto inside = [&](int key, int value) {
+            return (kAllKeys % KeyTile == 0 || key_of(key) < kAllKeys) &&
+                   (kAllValues % ValueTile == 0 || value_of(value) < kAllValues);
+        };
+        state_.store(target, kAllValues, [&](int m, int n, int i) { return at(m, n, i); }, inside);
         state_.store(
-            target, kAllValues, [&](int m, int n, int i) { return at(m, n, i); },
-            [&](int key, int value) {
-                return (kAllKeys % KeyTile == 0 || key_of(key) < kAllKeys) &&
-                       (kAllValues % ValueTile == 0 || value_of(value) < kAllValues);
-            });
+            target + kState, kAllValues,
+            [&](int m, int n, int i) {
+                const float x = at(m, n, i);
+                return x - to_float(from_float<T>(x));
+            },
+            inside);
     }
 
     KGEN_DEVICE void store_end(float factor) const {

@@ -71,6 +71,7 @@ public:
     // or with !Zeros keep their contents. Padding columns keep their contents. The caller commits the group.
     template <bool Whole, bool Zeros = true>
     KGEN_DEVICE void start(T* tile, int tile_stride, int left) {
+        // untested: the config decides, except whether a narrow head leaves threads idle
         if (!(kEven && width_ == Width) && idle_) return;
         T* to = tile + row_ * tile_stride + column_;
 #pragma unroll
@@ -169,10 +170,16 @@ struct NormKeyRows {
 // A recurrence without a norm.
 struct NoNormKey {};
 
+// The same, with a state of two terms where it is an operand in 16 bits. If all rows b have one sign, the keys of a
+// state are large together. Its rounding errors are then large as well, while the products a S may cancel.
+struct NoNormSplitState : NoNormKey {};
+
 template <class NormKey>
 constexpr bool kHasNormKey = true;
 template <>
 constexpr bool kHasNormKey<NoNormKey> = false;
+template <>
+constexpr bool kHasNormKey<NoNormSplitState> = false;
 
 // The states before and after a CTA's steps, in fp32: state[key * key_stride + value * value_stride], from the CTA's
 // first value feature on. A null initial state is zero; a null final state is not written.

@@ -240,11 +240,11 @@ private:
                 first + vec < kVectors && (cta <= Most / 2 || cta < count), slot,
                 reinterpret_cast<const Vec<u32, 4>*>(cta_sums + cta * kSum + vec * kStripe));
         };
-        if (count > 0)
+        if (count > 0)  // untested: two rounds of the exchange are too much work for the host
 #pragma unroll
             for (int step = 0; step < kSlots; ++step) start(0, step);
         cp_async_wait_all();
-        if (count == 0) return;
+        if (count == 0) return;  // untested: as above
 #pragma unroll 1
         for (int first = 0; first < kVectors; first += kLap) {
 #pragma unroll
@@ -289,7 +289,7 @@ private:
 #pragma unroll
             for (int cta = 0; cta < Ctas; ++cta)
                 add_whole(sums, sum(round, false, cta) + at, sum(round, true, cta) + at);
-            if (!is_last) {
+            if (!is_last) {  // untested: two rounds are too much work for the host
                 store_carry(round + 1, at, sums);
             } else if constexpr (HasFinalState) {
 #pragma unroll

@@ -48,6 +48,34 @@ struct NoDecay {
     static constexpr bool kDecays = false;
 };
 
+// `Count` rows of a step of `run_in_memory`, from row `first` on; p and a point to the step's rows.
+//
+// The compiler must assume that a store changes what a later load reads. So all rows are loaded before the first of
+// them is stored.
+template <int Count, class P, class A, class Decay>
+KGEN_DEVICE void run_rows(float* state, i64 pitch, i64 first, i64 t, const P* p, const A* a, float c, float& y,
+                          const Decay& decay) {
+    float s[Count], d[Count], factor[Count], term[Count];
+#pragma unroll
+    for (int j = 0; j < Count; ++j) {
+        s[j] = state[(first + j) * pitch];
+        factor[j] = to_float(p[first + j]);
+        term[j] = to_float(a[first + j]);
+        if constexpr (Decay::kDecays) d[j] = decay(t, first + j);
+    }
+#pragma unroll
+    for (int j = 0; j < Count; ++j) {
+        if constexpr (Decay::kDecays) {
+            y = fma(factor[j], s[j], y);
+            s[j] = fma(d[j], s[j], term[j] * c);
+        } else {
+            s[j] = fma(term[j], c, s[j]);
+            y = fma(factor[j], s[j], y);
+        }
+        state[(first + j) * pitch] = s[j];
+    }
+}
+
 // One column of S that lies in global memory, `pitch` floats from row to row.
 //
 // p and a point to the rows of step 0, p_stride and a_stride are the elements between steps. column(t) returns c_t and
@@ -56,22 +84,15 @@ template <Direction W, class P, class A, class Column, class Result, class Decay
 KGEN_DEVICE void run_in_memory(float* state, i64 pitch, i64 rows, i64 steps, const P* p,
                                 i64 p_stride, const A* a, i64 a_stride, Column column,
                                 Result result, Decay decay = {}) {
+    constexpr int kRows = 8;
     for (i64 i = 0; i < steps; ++i) {
         const i64 t = time_of<W>(i, steps);
         const float c = column(t);
         float y = 0.0f;
-#pragma unroll 4
-        for (i64 r = 0; r < rows; ++r) {
-            float s = state[r * pitch];
-            if constexpr (Decay::kDecays) {
-                y = fma(to_float(p[t * p_stride + r]), s, y);
-                state[r * pitch] = fma(decay(t, r), s, to_float(a[t * a_stride + r]) * c);
-            } else {
-                s = fma(to_float(a[t * a_stride + r]), c, s);
-                state[r * pitch] = s;
-                y = fma(to_float(p[t * p_stride + r]), s, y);
-            }
-        }
+        i64 r = 0;
+        for (; r + kRows <= rows; r += kRows)
+            run_rows<kRows>(state, pitch, r, t, p + t * p_stride, a + t * a_stride, c, y, decay);
+        for (; r < rows; ++r) run_rows<1>(state, pitch, r, t, p + t * p_stride, a + t * a_stride, c, y, decay);
         result(t, y);
     }
 }
@@ -223,6 +244,7 @@ KGEN_DEVICE void for_each_batch(i64 steps, Stage stage, Use use) {
             cp_async_commit();
         }
         const i64 begin = batch * Tokens;
+        // untested: batches of one step are all whole
         const int there = steps - begin < Tokens ? static_cast<int>(steps - begin) : Tokens;
         use(begin, there, static_cast<int>(batch % Stages));
     }

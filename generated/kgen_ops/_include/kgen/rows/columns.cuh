@@ -25,6 +25,7 @@ KGEN_DEVICE float column_sum(const float* partial, i64 rows, i64 columns) {
         // Eight loads are issued before the first addition. Additions are in the order of the rows.
         constexpr int kAhead = 8;
         i64 row = first;
+        // untested: one SM, as on the host, has fewer partial rows
         for (; row + (kAhead - 1) * RowLanes < rows; row += kAhead * RowLanes) {
             float ahead[kAhead];
 #pragma unroll

@@ -303,6 +303,7 @@ private:
     // Bit r is set if point r is inside the row.
     KGEN_DEVICE u32 inside() const {
         const int points = ceil_div(max(columns_ - thread_rank(), 0), kThreads);
+        // untested: the sets have no NaN in rows with fewer elements than threads
         return points == 0 ? 0u : 0xffffffffu >> (32 - points);
     }
 

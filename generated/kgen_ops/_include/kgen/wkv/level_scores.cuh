@@ -115,6 +115,7 @@ public:
 #pragma unroll 1
                 for (int i = 0; i < 4 * kPairsOfPart; ++i) {
                     const int value = i / 2 * 8, half = i % 2;
+                    // untested: the config decides whether a part reaches beyond the block's features
                     if (left > 8 * half && first + value < C::kValues)
                         store_causal(at.level_scores + sub * Memory::kLevelFloats,
                                      lane.g + 8 * half, g + value + 2 * lane.q,

@@ -27,7 +27,7 @@ struct ColumnDecay {
 template <class T, class U>
 KGEN_DEVICE float bonus_of(const T* r, const U* u, const T* k, i64 extent) {
     float sum = 0.0f;
-#pragma unroll 1
+#pragma unroll 8
     for (i64 i = 0; i < extent; ++i)
         sum = fma(to_float(r[i]) * to_float(u[i]), to_float(k[i]), sum);
     return sum;
@@ -36,7 +36,7 @@ KGEN_DEVICE float bonus_of(const T* r, const U* u, const T* k, i64 extent) {
 template <class T>
 KGEN_DEVICE float dot(const T* a, const T* b, i64 extent) {
     float sum = 0.0f;
-#pragma unroll 1
+#pragma unroll 8
     for (i64 i = 0; i < extent; ++i) sum = fma(to_float(a[i]), to_float(b[i]), sum);
     return sum;
 }

@@ -153,8 +153,9 @@ public:
                     const int step = Backward ? i : kSubSteps - 1 - i;
                     float decay = constant;
                     if constexpr (C::kPerStep) {
+                        // untested: nothing needs the state after a last chunk that is not whole
                         decay = C::decay_of_step(decays_of[step * kKeys], first + step < steps);
-                    } else if (first + step >= steps) {
+                    } else if (first + step >= steps) {  // untested: as above
                         decay = 1.0f;
                     }
                     to[step * kStride] = product.times(to_float(from[step * kKeys]));

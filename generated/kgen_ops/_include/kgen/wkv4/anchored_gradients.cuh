@@ -357,6 +357,7 @@ struct AnchoredSegment {
             StateGradient sum{r[Steps - 1][j], -ry[Steps - 1][j]};
 #pragma unroll
             for (int i = Steps - 2; i >= 0; --i) step_back(sum, channel[j], i, j);
+            // untested: NaN is on the same side as sums that are too large
             apart[j] = apart[j] || !(abs(sum.a) < kMostGradient && abs(sum.b) < kMostGradient);
             sums[j] = {unit[j] * sum.a, unit[j] * sum.b};
         }
@@ -410,6 +411,7 @@ struct AnchoredSegment {
         for (int j = 0; j < Width; ++j) {
             gw[j] = channel[j].decay * fma(biased_gw[j], kUnbias, gw[j]);
             gu[j] *= channel[j].bonus;
+            // untested: NaN is on the same side as Inf
             finite[j] = abs(fma(gw[j], gu[j], products[j])) < infinity();
         }
     }

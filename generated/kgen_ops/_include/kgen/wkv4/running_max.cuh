@@ -62,7 +62,7 @@ struct WholeDecay {
     float natural = 0.0f;  // log decay * steps
 
     KGEN_DEVICE static WholeDecay of(float log_decay, i64 steps) {
-        if (steps == 0) return {};
+        if (steps == 0) return {};  // untested: an only segment has steps
         const float count = static_cast<float>(steps);
         const float natural = log_decay * count;
         const float exponent = natural * kLog2e;
@@ -91,6 +91,7 @@ struct WholeSum {
         // A denominator that is NaN or Inf must not make the numerator of a returned state vanish.
         if constexpr (Largest) bits = bits == 0x7f800000u ? 0 : bits;
         bits = min(bits, 0x7e800000u);
+        // untested: the sum of a segment with steps, or with an initial state, is not 0
         bits = bits == 0 ? 0x3f800000u : bits;
         const float scale = bit_cast<float>(0x7f000000u - bits);
         exponent += static_cast<float>(static_cast<int>(bits >> 23) - 127);
@@ -121,6 +122,7 @@ struct WholeSum {
 
     // Writes element `column` of [B * C, 3], in the unit of the largest term.
     KGEN_DEVICE void store_state(float* states, i64 column) const {
+        // untested: 0 only without steps and without an initial state
         const float factor = most > 0.0f ? 1.0f / most : 1.0f;
         states[column * 3] = factor * a;
         states[column * 3 + 1] = factor * b;
@@ -133,6 +135,7 @@ struct WholeSum {
         const float in_base_2 = natural * kLog2e;
         const float whole = nearest_whole(in_base_2);
         const float lost = fma(natural, kLog2e, -in_base_2) + natural * kLog2eLow;
+        // untested: no input set has such exponents, of which fp32 holds no fraction
         const float factor = abs(in_base_2) < 1e7f ? exp2((in_base_2 - whole) + lost) : 1.0f;
         sum.exponent = whole;
         sum.a = a * factor;

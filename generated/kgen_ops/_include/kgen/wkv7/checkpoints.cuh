@@ -54,6 +54,7 @@ KGEN_DEVICE Chunk chunk_at(const Offset* cu_seqlens, Index index, i64 N, i64 T) 
     found.span = kgen::wkv::span_of(cu_seqlens, found.n, T);
     found.first = (index - first_chunk<Steps, kPacked>(found.span, found.n, T)) * Steps;
     const i64 left = found.span.steps - found.first;
+    // untested: only packed sequences leave numbers of chunks unused
     found.steps = left <= 0 ? 0 : static_cast<int>(min(left, i64{Steps}));
     return found;
 }

@@ -200,7 +200,7 @@ KGEN_DEVICE void backward_chunk_rows_loop(
     float nonfinite = 0.0f;
     while (index < end) {
         const Chunk chunk = chunk_at<kSteps>(cu_seqlens, static_cast<u32>(index), N, T);
-        if (chunk.steps == 0) {  // packed sequences leave this number unused
+        if (chunk.steps == 0) {  // untested: only packed sequences leave numbers of chunks unused
             ++index;
             continue;
         }

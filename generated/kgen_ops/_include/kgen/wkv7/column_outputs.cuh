@@ -152,6 +152,7 @@ private:
             for (int i = 0; i < 2 * Tiles; ++i)
                 largest = fmax(largest, abs(state[i / 2][2 * half + i % 2]));
             largest = lanes_reduce<4, LargerNumber>(largest);
+            // untested: NaN is on the same side as Inf
             if (!(largest < infinity())) {  // by all four lanes
                 largest = 0.0f;
 #pragma unroll

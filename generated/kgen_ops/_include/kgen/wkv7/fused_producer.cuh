@@ -79,7 +79,9 @@ public:
     KGEN_DEVICE void prefetch(const Tensors& x, i64 number, i64 first) const {
         constexpr int kLine = 128 / static_cast<int>(sizeof(float)), kState = Tensors::kK * Tensors::kV;
         const int rank = kWarpSize * opaque(warp_) + opaque(lane_id());
+        // untested: the config decides how many lanes a chunk needs
         if (rank * kLine < kState) prefetch_to_l2(x.states + number * kState + rank * kLine);
+        // untested: as above
         if (rank < 2 * kChunk && rank % 2 * 32 < Tensors::kV)
             prefetch_to_l2(x.sa.first + (first + rank / 2) * x.sa.stride + rank % 2 * 32);
     }

@@ -186,7 +186,7 @@ KGEN_DEVICE void backward_rows(const Offset* cu_seqlens, i64 N, i64 T, i64 H,
     const int block = static_cast<int>(blockIdx.x % kKeyBlocks);
     const i64 h = blockIdx.x / kKeyBlocks % H, index = blockIdx.x / kKeyBlocks / H;
     const Chunk chunk = chunk_at<Config::kSteps>(cu_seqlens, index, N, T);
-    if (chunk.steps == 0) return;
+    if (chunk.steps == 0) return;  // untested: only packed sequences leave numbers of chunks unused
     const i64 number = h * head_chunks<Config::kSteps, kPresent<Offset>>(N, T) + index;
     const Span span{chunk.span.b, chunk.span.first + chunk.first, chunk.steps};
     const typename Loop::Columns keys{block * Config::kKeys, Config::kK};

@@ -42,6 +42,7 @@ public:
         T* to = target + token * Pitch + rank % kPieces * Vec;
 #pragma unroll
         for (int n = 0; n < kCopies; ++n) {
+            // untested: batches of one step are all whole
             if (kApart <= Tokens || token < Tokens)
                 cp_async_or_zero<sizeof(T) * Vec>(to + n * kApart * Pitch, next_ + n * kApart * stride_,
                                                   inside_ && token + n * kApart < left);

@@ -52,10 +52,12 @@ public:
                 read_b(y[n], rows + y_at[n]);
                 multiply(sums, x[n], y[n]);
             });
+            // untested: the config decides
             if (of_r ? Pass::kTermsR == 2 : Pass::kTermsA == 2)
                 for_tiles(first, [&](int n) {
                     multiply(low, read_a(rows + x_at[n] + RowTile::kElements), y[n]);
                 });
+            // untested: the config decides
             if (of_k ? Pass::kTermsK == 2 : Pass::kTermsB == 2)
                 for_tiles(first, [&](int n) {
                     typename Half::B rest[2];
@@ -82,6 +84,7 @@ public:
             });
             return;
         }
+        // untested: the config decides which of the matrices there are
         bf16* scores = buffers_.scores(chunk, of_r ? (of_k ? kScoreRK : kScoreRB) : kScoreAK);
         for_lower_half([&](int n, int half) {
             u32 terms[2];

@@ -166,7 +166,7 @@ KGEN_DEVICE void backward_rows(
     const Index heads = static_cast<Index>(H), index = number_of_block / kKeyBlocks / heads;
     const i64 h = number_of_block / kKeyBlocks % heads;
     const Chunk chunk = chunk_at<kSteps>(cu_seqlens, index, N, T);
-    if (chunk.steps == 0) return;
+    if (chunk.steps == 0) return;  // untested: only packed sequences leave numbers of chunks unused
     Block rows = block_rows<Block, kSteps, kPresent<Offset>>(x, chunk, N, T, H, h, index, block * Block::kKeys, scale);
     if constexpr (StepByStep) {
         rows.step_by_step();
