@@ -82,6 +82,7 @@ def widened(bounds: Mapping[str, Bound]) -> dict[str, Bound]:
     - Equal rows round alike, so the errors of a sum over them add up.
     - If inputs are equal, sums of their products are sums of squares. These grow with the number of
       terms instead of its square root, and so do their rounding errors.
+    - An exponential of a large weight has the rounding error of its exponent.
 
     Such sets are meant to find kernels that omit a result or use another row. The error of such a
     kernel is as large as the result.

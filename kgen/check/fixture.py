@@ -16,6 +16,7 @@ from kgen.check.case import EQUAL_VALUES, FARS, Case
 from kgen.check.drawing import demand_values, drawn_inputs, laid_out
 from kgen.check.hard_values import (
     LARGE_SCALAR,
+    LARGE_WEIGHTS,
     UNEQUAL,
     ZEROS,
     enlarged_by,
@@ -38,7 +39,7 @@ from kgen.model.problem import Problem
 from kgen.model.set_results import fresh_seed
 from kgen.operators.base import Operator
 
-_WIDENED = (*ZEROS, BY_ROWS, TINY_BY_ROWS, SIGNS_BY_ROWS, RUNS, *SHAPED)
+_WIDENED = (*ZEROS, LARGE_WEIGHTS, BY_ROWS, TINY_BY_ROWS, SIGNS_BY_ROWS, RUNS, *SHAPED)
 """Sets in which rounding errors do not average out, so their bounds are widened."""
 _HOST_CACHE_BYTES = 2 * 2**30
 _HOST_SLAB_BYTES = 256 * 2**20
