@@ -125,7 +125,7 @@ def drawn_inputs(
         if name not in (NORMAL, NONFINITE):
             drawn = with_nearby_values(drawn, linear_names())
     elif case.name.startswith(NAN_WITH):
-        place = operator.cases.index(name) + 1  # of wkv without states, NaN in r has extreme decays
+        place = operator.cases.index(name) + 1  # + 1: r, not gy, has it in wkv's `extreme_decay`
         drawn = with_one_nan(drawn, pass_, linear_names(), operator.slab_dim, place)
     elif case.name == BY_ROWS:
         drawn = with_row_values(drawn, pass_, problem, linear_names(), rows, is_serial)

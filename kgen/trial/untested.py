@@ -98,23 +98,9 @@ def untested_branches(
     sites = _that_depend_on_calls(
         list(_lines(executable, made, line_finder)), made, spread_lines)
     origin_of = origins(source)
-    lines = Counter(line for _, line in sites)
-    operators_of = {line: _operators(spread_lines, line, lines) for line in lines}
-    # `exponent = rises ? top : exponent` may have the comparison that `rises` is the result of, and
-    # each such statement a copy of it.
-    uses: dict[tuple[str, str], int] = {}
-    for place, line in sites:
-        use = _use_of(spread_lines[line - 1], origin_of)
-        if not operators_of[line]:
-            uses[use] = uses.get(use, 0) | made[place].outcomes
-    one_sided: dict[int, list[bool]] = {}
-    for place, line in sites:
-        use, operators = _use_of(spread_lines[line - 1], origin_of), operators_of[line]
-        outcomes = made[place].outcomes if operators else uses[use]
-        one_sided.setdefault(line, []).append(_is_one_sided(outcomes, operators))
     source_lines = source.split("\n")
     branches = []
-    for line, sides in sorted(one_sided.items()):
+    for line, sides in sorted(_one_sided(sites, made, spread_lines, origin_of).items()):
         origin = origin_of[spread_lines[line - 1].line - 1]
         # A kernel may instantiate a header's template several times, for instance for its first
         # and its other chunks; it is enough that one of these tested the condition.
@@ -176,6 +162,33 @@ def _that_depend_on_calls(
     return found
 
 
+def _one_sided(
+    sites: Sequence[tuple[int, int]],
+    made: Mapping[int, _Made],
+    spread_lines: Sequence[Piece],
+    origin_of: Sequence[Origin],
+) -> dict[int, list[bool]]:
+    """For each line, whether each of its comparisons was one-sided.
+
+    `exponent = rises ? top : exponent` may have the comparison that `rises` is the result of, and
+    each such statement a copy of it. So copies for one name count together.
+    """
+    lines = Counter(line for _, line in sites)
+    operators = {line: _operators(spread_lines, line, lines) for line in lines}
+    uses: dict[tuple[str, str | int], int] = {}
+    for place, line in sites:
+        if not operators[line]:
+            use = _use_of(spread_lines, line, origin_of)
+            uses[use] = uses.get(use, 0) | made[place].outcomes
+    found: dict[int, list[bool]] = {}
+    for place, line in sites:
+        outcomes = made[place].outcomes
+        if not operators[line]:
+            outcomes = uses[_use_of(spread_lines, line, origin_of)]
+        found.setdefault(line, []).append(_is_one_sided(outcomes, operators[line]))
+    return found
+
+
 def _is_one_sided(outcomes: int, operators: Sequence[str]) -> bool:
     """Whether a comparison with these outcomes was always true or always false."""
     if operators and all(operator in ("==", "!=", _SWITCH) for operator in operators):
@@ -196,10 +209,15 @@ def _text_of_statement(spread_lines: Sequence[Piece], line: int) -> str:
     return " ".join(bare_text("\n".join(texts)).split())
 
 
-def _use_of(piece: Piece, origin_of: Sequence[Origin]) -> tuple[str, str]:
-    """The file of a line, and the name that it ends with: of `y = rises ?` that is `rises`."""
-    words = _WORD.findall(piece.text)
-    return origin_of[piece.line - 1].file, words[-1] if words else ""
+def _use_of(
+    spread_lines: Sequence[Piece], line: int, origin_of: Sequence[Origin]
+) -> tuple[str, str | int]:
+    """A line's file, and the name that it ends with: of `y = rises ?` that is `rises`.
+
+    The number of the line instead if it has no name.
+    """
+    words = _WORD.findall(bare_text(spread_lines[line - 1].text))
+    return origin_of[spread_lines[line - 1].line - 1].file, words[-1] if words else line
 
 
 def _has_reason(source_lines: Sequence[str], spread_lines: Sequence[Piece], line: int) -> bool:

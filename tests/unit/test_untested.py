@@ -14,6 +14,7 @@ from kgen.trial.untested import (
     _has_reason,
     _is_one_sided,
     _Made,
+    _one_sided,
     _operators,
     _that_depend_on_calls,
     _use_of,
@@ -138,9 +139,31 @@ def test_a_comment_gives_the_reason(source: str, has_reason: bool) -> None:
     assert _has_reason(source.split("\n"), spread_lines, line) == has_reason
 
 
-def test_the_use_of_a_result_is_known_by_its_name() -> None:
-    source = "bool rises = a > 0;\nx = rises ? b : x;\nif (!rises) y = 2;\nz = t == 7 ? 1 : 2;"
-    origin_of = origins(source)
-    uses = {p.text.strip(): _use_of(p, origin_of) for p in pieces(source)}
-    assert uses["x = rises ?"] == uses["if (!rises)"] == ("", "rises")
-    assert uses["z = t == 7 ?"] == ("", "t")
+@pytest.mark.parametrize(
+    ("second", "one_sided"),
+    [
+        ("y = rises ? b : y;", False),  # copies of one comparison, of which the first met one side
+        ("y = falls ? b : y;", True),
+        ("if (t == 7 || rises) y = b;", True),  # has an operator of its own
+    ],
+)
+def test_copies_of_a_comparison_count_together(second: str, one_sided: bool) -> None:
+    source = f"bool rises = f(a);\nx = rises ? b : x;\n{second}"
+    spread_lines = pieces(source)
+    first, other = (
+        next(n for n, p in enumerate(spread_lines, 1) if p.text.strip().startswith(text))
+        for text in ("x = rises ?", second.split("?")[0].split("||")[0].strip())
+    )
+    made = {
+        100: _Made(GREATER, 5, varies=1, is_no_bound=1),
+        200: _Made(LESS | EQUAL, 5, varies=1, is_no_bound=1),
+    }
+    sites = [(100, first), (200, other)]
+    assert _one_sided(sites, made, spread_lines, origins(source))[first] == [one_sided]
+
+
+def test_lines_without_a_name_are_no_copies() -> None:
+    spread_lines = pieces("f(1\n);\nf(2\n);")
+    lines = [n for n, piece in enumerate(spread_lines, 1) if piece.text.strip() == ")"]
+    origin_of = origins("f(1\n);\nf(2\n);")
+    assert len({_use_of(spread_lines, line, origin_of) for line in lines}) == len(lines) == 2

@@ -169,7 +169,7 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
         }
 
         // 4. The state after the last segment that has steps, then outputs.
-        const bool last = count > 0 && t + count == end;  // untested: an only segment has steps
+        const bool last = count > 0 && t + count == end;  // untested: a single segment has steps
         if (last || segment == kSegments - 1) {
             Pair behind[kVec];
 #pragma unroll

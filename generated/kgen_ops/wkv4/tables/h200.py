@@ -533,7 +533,7 @@ BACKWARD = (
         dims=(1, 16384, 768),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="5420e1cf72c4",
+        kernel="5cb2ca1cc699",
         config=(
             "anchored("
             "lanes=32, vec=2, segments=8, steps=8, prefetch=false, min_blocks=2, splits=22)"
@@ -548,7 +548,7 @@ BACKWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="8f39fab3d142",
+        kernel="f99a17310c0e",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=8, prefetch=true, min_blocks=1, "
@@ -568,7 +568,7 @@ FORWARD = (
         dims=(1, 4096, 1280),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "log"),
         constants=(),
-        kernel="2c2cddaa3632",
+        kernel="5cb658569e93",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=22)"
@@ -583,7 +583,7 @@ FORWARD = (
         dims=(4, 1024, 4096),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "log"),
         constants=(),
-        kernel="3efdf40a0df3",
+        kernel="f9db62067d51",
         config=(
             "running_max("
             "lanes=16, vec=2, segments=4, steps=16, prefetch=true, min_blocks=4, splits=1)"
@@ -598,7 +598,7 @@ FORWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "log"),
         constants=(),
-        kernel="3efdf40a0df3",
+        kernel="f9db62067d51",
         config=(
             "running_max("
             "lanes=16, vec=2, segments=4, steps=16, prefetch=true, min_blocks=4, splits=1)"
@@ -613,7 +613,7 @@ FORWARD = (
         dims=(1, 16384, 768),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="6cd7b7a368fc",
+        kernel="78b49aff28f1",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=22)"
@@ -628,7 +628,7 @@ FORWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="519244acc21b",
+        kernel="f6b45b98f5be",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=4, steps=16, prefetch=true, min_blocks=3, splits=1)"
@@ -643,7 +643,7 @@ FORWARD = (
         dims=(1, 8192, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "raw"),
         constants=(),
-        kernel="c049df4e3449",
+        kernel="ef5baff9e73f",
         config=(
             "running_max("
             "lanes=8, vec=2, segments=32, steps=32, prefetch=true, min_blocks=1, splits=1)"

@@ -8,7 +8,7 @@
 // How values are multiplied (struct ChunkOperands):
 //   fp32, Product tf32   one product of operands rounded to TF32
 //   fp32                 two TF32 terms per operand and three products (3xTF32), in short chains from zero (mma.cuh)
-//   bf16                 directly; the state is rounded to bf16 as an operand
+//   bf16                 directly; the state is rounded to bf16 as an operand (NoNormSplitState: to two terms)
 //   fp16                 scores and update directly; the state and the scores as TF32, because sums overflow fp16
 //
 // A score always has two terms, high and low, of the operands' type. A score is a sum whose terms may all have one

@@ -62,7 +62,7 @@ struct WholeDecay {
     float natural = 0.0f;  // log decay * steps
 
     KGEN_DEVICE static WholeDecay of(float log_decay, i64 steps) {
-        if (steps == 0) return {};  // untested: an only segment has steps
+        if (steps == 0) return {};  // untested: a single segment has steps
         const float count = static_cast<float>(steps);
         const float natural = log_decay * count;
         const float exponent = natural * kLog2e;

@@ -86,7 +86,7 @@ struct SegmentedForward {
     // Whether the block's segment is the last one with steps; of a sequence without steps, the one that serves it.
     template <class Block>
     static KGEN_DEVICE bool ends(const Cut& cut, const Block& block, const wkv::Span& sequence) {
-        // untested: an only segment is empty only if its sequence is
+        // untested: a single segment has no steps only if its sequence has none
         if (block.own(sequence).steps == 0) return sequence.steps == 0 && cut.serves_no_steps(block);
         return block.later(sequence).steps == 0;
     }

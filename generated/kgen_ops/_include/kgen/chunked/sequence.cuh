@@ -71,7 +71,7 @@ public:
     // or with !Zeros keep their contents. Padding columns keep their contents. The caller commits the group.
     template <bool Whole, bool Zeros = true>
     KGEN_DEVICE void start(T* tile, int tile_stride, int left) {
-        // untested: the config decides, except whether a narrow head leaves threads idle
+        // untested: rows of one width leave the same threads idle in every call
         if (!(kEven && width_ == Width) && idle_) return;
         T* to = tile + row_ * tile_stride + column_;
 #pragma unroll

@@ -48,7 +48,7 @@ KGEN_DEVICE float rounding_of(float result, float error) {
 
 // The log decay of several steps. For 0 steps it is 0, even if the log decay of a step is -Inf.
 KGEN_DEVICE LogDecay decay_of_steps(float decay, i64 steps) {
-    if (steps == 0) return LogDecay{0.0f};  // untested: an only segment has steps
+    if (steps == 0) return LogDecay{0.0f};  // untested: a single segment has steps
     const float product = decay * static_cast<float>(steps);
     return LogDecay{product, rounding_of(product, fma(decay, static_cast<float>(steps), -product))};
 }
