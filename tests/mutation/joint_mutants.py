@@ -14,7 +14,7 @@ _RAW = "dtype=bf16,w_dtype=bf16,decay_form=raw"
 JOINT = (
     Family(
         "wkv4", "backward", "anchored", "B=2,T=90,C=12,dtype=fp32",
-        (Mistake("no limit of the bonus", r"kMostBonusLog2 = 100\.0f;",
+        (Mistake("no limit of the bonus", r"kMostBonusLog2 = 30\.0f;",
                  "kMostBonusLog2 = 1e30f;"),),
         {"splits": 1, "segments": 4, "steps": 8},
     ),

@@ -1456,7 +1456,7 @@ BACKWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "int32", "raw"),
         constants=("K", "V"),
-        kernel="b73c13aa055c",
+        kernel="25f3ad4ee956",
         config=(
             "chunk_halving_packed("
             "copy_bytes=16, min_blocks=4, groups=1, stages=3, gradient_terms=1, "
@@ -1472,7 +1472,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="124363db246b",
+        kernel="649bb27b6966",
         config=(
             "chunk_halving_segments("
             "copy_bytes=16, min_blocks=1, groups=4, stages=4, gradient_terms=1, segments=8)"
@@ -1487,7 +1487,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="40ddd5397dea",
+        kernel="1d6e79f01761",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=2, gradient_terms=1)"
@@ -1502,7 +1502,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="2111fc91162b",
+        kernel="97def320fe7a",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=1)"
@@ -1517,7 +1517,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="7fe28eaebd2b",
+        kernel="53c02f8ac288",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4, "
@@ -1533,7 +1533,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="f02d90fe9ac0",
+        kernel="ff5b0283bd30",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1553,7 +1553,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int32", "raw"),
         constants=("K", "V"),
-        kernel="98de7a0cc7f1",
+        kernel="e720bbd92443",
         config=(
             "warp_specialized_packed("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1569,7 +1569,7 @@ FORWARD = (
         dims=(4, 4, 2048, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="6f7bf4d807ab",
+        kernel="fee6ab7251b4",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1585,7 +1585,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="1c7f12aca2df",
+        kernel="d669ba877a57",
         config=(
             "warp_specialized_states("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1601,7 +1601,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "int32", "raw"),
         constants=("K", "V"),
-        kernel="01b5a4f653d3",
+        kernel="b371ff214260",
         config=(
             "warp_specialized_packed("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1617,7 +1617,7 @@ FORWARD = (
         dims=(1, 1, 16384, 64, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="8ef2f58ffa75",
+        kernel="dea5769d1f8f",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=2, stages=2, vec=8, min_blocks=2, powers=true, "
@@ -1633,7 +1633,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="88c5c24b6dbb",
+        kernel="3505910f3879",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1649,7 +1649,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="581294ac3e93",
+        kernel="031526b92ddc",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -1661,7 +1661,7 @@ FORWARD = (
         dims=(1, 1, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="2e1e8322df45",
+        kernel="8c8cc6461b64",
         config="block_per_head(split=8, tile=1, columns=16, tokens=1, stages=1, vec=4)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
@@ -1673,7 +1673,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
         constants=("K", "V"),
-        kernel="76e2086bcd5c",
+        kernel="7bc8b8e64db4",
         config=(
             "warp_specialized_packed("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1689,7 +1689,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="12f241a12c4c",
+        kernel="d0ef63b298fa",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, fixed_parts=true, segments=8)"
@@ -1704,7 +1704,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="21063e80efa5",
+        kernel="5b8842507cf6",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, powers=true, "
@@ -1720,7 +1720,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="048a80adf323",
+        kernel="2dd6cd6d064f",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=2, powers=true, "
@@ -1736,7 +1736,7 @@ FORWARD = (
         dims=(8, 8, 1, 40, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="635922d77935",
+        kernel="d6092e0804bd",
         config="block_per_head(split=4, tile=2, columns=16, tokens=1, stages=1, vec=2)",
         fits=block_per_head_3_fits,
         bind=block_per_head_3,
@@ -1748,7 +1748,7 @@ FORWARD = (
         dims=(32, 32, 1, 40, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
         constants=("K", "V"),
-        kernel="77fc8ef2612c",
+        kernel="5a7698dfef7e",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=8)",
         fits=block_per_head_4_fits,
         bind=block_per_head_4,

@@ -475,7 +475,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="493d3b317b50",
+        kernel="ea335781cfc6",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk=32, chunk_warps=4, "
@@ -496,7 +496,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="37946e81ce52",
+        kernel="44c3390f9c87",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, quotients=1, segments=8, "
@@ -512,7 +512,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="814b36a35ea1",
+        kernel="e69287947399",
         config="warpgroups(vec=8, min_blocks=2)",
         fits=warpgroups_1_fits,
         bind=warpgroups_1,
@@ -524,7 +524,7 @@ FORWARD = (
         dims=(8, 8, 4096, 16, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="698f54715d77",
+        kernel="c4166d2e581b",
         config=(
             "warp_specialized("
             "warps=8, row_warps=8, stages=2, vec=8, min_blocks=1, quotients=1)"
@@ -539,7 +539,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="814b36a35ea1",
+        kernel="e69287947399",
         config="warpgroups(vec=8, min_blocks=2)",
         fits=warpgroups_1_fits,
         bind=warpgroups_1,

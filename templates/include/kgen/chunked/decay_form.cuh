@@ -57,12 +57,17 @@ struct DecayNumber<true> {
 // The product of several steps' decays: from their logarithms where w gives them; otherwise the product itself, because
 // a logarithm would have to be computed. Such a product is in fp64 if Precise: where all steps have one decay, the
 // error of a chunk's product is the same in each chunk, and a state of thousands of steps adds these errors up.
-template <DecayForm Form, bool Precise>
+// Wide: the sum of logarithms is in fp64 too. In fp32, a sum of 16 steps that is near -10 has an error of some 2^-20,
+// and so has the product. Inputs in fp32 allow less.
+template <DecayForm Form, bool Precise, bool Wide = false>
 class DecayProduct {
     static constexpr bool kLogs = Form != DecayForm::decay;
-    using Number = typename DecayNumber<!kLogs && Precise>::Type;
+    using Number = typename DecayNumber<kLogs ? Wide : Precise>::Type;
 
 public:
+    // The sum of logarithms where w gives them, else the product; lanes exchange it.
+    using Exponent = typename DecayNumber<kLogs && Wide>::Type;
+
     KGEN_DEVICE void times(float w) {
         if constexpr (Form == DecayForm::log) {
             value_ += w;
@@ -81,10 +86,18 @@ public:
     }
     KGEN_DEVICE float value() const { return value_of(exponent()); }
 
-    // exponent: the sum of logarithms where w gives them, else the product; lanes exchange it. value_of turns it into
-    // the product.
-    KGEN_DEVICE float exponent() const { return static_cast<float>(value_); }
-    static KGEN_DEVICE float value_of(float exponent) { return kLogs ? exp(exponent) : exponent; }
+    KGEN_DEVICE Exponent exponent() const { return static_cast<Exponent>(value_); }
+    static KGEN_DEVICE float value_of(Exponent exponent) {
+        if constexpr (!kLogs) {
+            return exponent;
+        } else if constexpr (Wide) {
+            const float near = static_cast<float>(exponent), power = exp(near);
+            const float rest = static_cast<float>(exponent - static_cast<double>(near));
+            return abs(near) < 80.0f ? fma(power, rest, power) : power;  // beyond, `rest` may be infinite or NaN
+        } else {
+            return exp(exponent);
+        }
+    }
 
     // The product of the lane whose number differs from this one's by `mask` (exclusive or).
     KGEN_DEVICE DecayProduct of_lane_xor(int mask) const {
@@ -95,7 +108,11 @@ public:
 
     // The product as accurate as decay_of.
     KGEN_DEVICE float near_value() const {
-        return kLogs && !Precise ? fast_exp(exponent()) : value();
+        if constexpr (kLogs && !Precise) {
+            return fast_exp(static_cast<float>(value_));
+        } else {
+            return value();
+        }
     }
 
 private:

@@ -255,7 +255,7 @@ private:
         const bool inner = kSubs > 1 && sub == (Reads ? 1 : 0);  // 16 steps lie between these and the state
 
         // 2. Decays, the product of those between these steps and the state, and that of all steps of the chunk.
-        DecayProduct<Form, Precise> own, other;
+        DecayProduct<Form, Precise, sizeof(T) == 4> own, other;
         const int other_base = inner ? (Reads ? 0 : kSub) : Chunk;  // of the steps in between; Chunk: none
         if constexpr (PerStep) {
             if (inner) {

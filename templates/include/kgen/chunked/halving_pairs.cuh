@@ -57,7 +57,7 @@ class KeyPairs {
     static constexpr bool kShared = !Rounded || !Precise;
 
     using Pair = Vec<float, 2>;
-    using Product = DecayProduct<Form, Precise>;
+    using Product = DecayProduct<Form, Precise, sizeof(T) == 4>;
 
 public:
     static constexpr int kKeys = 16;  // of a warp
@@ -96,7 +96,7 @@ public:
         float own[2][kSteps];                                   // b' of the state, within the quarter
         float near_late[2], near_early[2];                      // of the level of 2 steps
         float before[2], after[2], middle[2], sums[kSteps] = {};
-        float whole[2];
+        typename Product::Exponent whole[2];
         const Pair bonus_of = *reinterpret_cast<const Pair*>(u + key);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
@@ -151,7 +151,7 @@ public:
         // next key.
         const float sum = fold_pairs(sums);
         if (lane_id() % 2 == 0) bonus[lane_id() / 2] = sum;
-        const float first = whole[0], second = whole[1];
+        const auto first = whole[0], second = whole[1];
         const float product = Product::value_of(odd ? second : first);
         if (!late) all[all_place(key) + (odd ? 2 : 0)] = product;
 

@@ -50,7 +50,9 @@ constexpr float kMostShift = 120.0f;  // by which an anchor moves up
 // Limits of a segment whose anchor moves up so far that weights may fall below 2^kLow.
 constexpr int kMostDecay = 40;  // log2 of the inverse decay
 constexpr float kMostShiftedBonus = 8.0f;
-constexpr float kMostBonusLog2 = 100.0f;
+// Limits of the bonus of channels with anchors. Products of weights without the bonus and gradients lose 2^-150; gu is
+// their sum times the bonus.
+constexpr float kLeastBonusLog2 = -100.0f, kMostBonusLog2 = 30.0f;
 // A decay whose log2 is between these limits is subnormal or 0 in fp32, but counts where keys are far apart: all
 // segments of such a channel are `apart`.
 constexpr float kLeastDecayLog2 = -125.0f;
@@ -71,7 +73,8 @@ struct AnchoredChannel {
         bonus_log2 = u * kLog2e;
         const float decay_log2 = step.natural * kLog2e;
         const bool lost = decay_log2 < kLeastDecayLog2 && decay_log2 > kNoDecayLog2;
-        if (lost || abs(bonus_log2) > kMostBonusLog2) bonus_log2 = infinity();
+        if (lost || bonus_log2 > kMostBonusLog2 || bonus_log2 < kLeastBonusLog2)
+            bonus_log2 = infinity();
     }
 };
 
