@@ -86,6 +86,10 @@ class VerifyError(KgenError):
     """A kernel's outputs differ from the operator's definition."""
 
 
+class InexactDefinitionError(VerifyError):
+    """For some inputs the definition itself is too inexact to tell right from wrong kernels."""
+
+
 class WorkerError(KgenError):
     """The worker process could not be started or kept dying."""
 

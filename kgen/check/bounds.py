@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kgen.check.precision import floor_of, torch_dtype
-from kgen.errors import VerifyError
+from kgen.errors import InexactDefinitionError
 from kgen.model.dtypes import DType
 from kgen.model.problem import Problem
 from kgen.model.signature import Pass
@@ -53,7 +53,7 @@ def combine(
         rounding: The dtype that operands of products may be rounded to; its eps is added to the
             floor.
     Raises:
-        VerifyError: If a bound would exceed `LARGEST_BOUND`.
+        InexactDefinitionError: If a bound would exceed `LARGEST_BOUND`.
     """
     bounds: dict[str, Bound] = {}
     for t in pass_.results:
@@ -64,7 +64,7 @@ def combine(
         bound = 2 * loss + floor_of(torch_dtype(problem.dtype(t.dtype).torch))
         bound += rounding.eps if rounding is not None else 0.0
         if not bound <= LARGEST_BOUND:
-            raise VerifyError(
+            raise InexactDefinitionError(
                 f"{what}: the definition itself loses {loss:.3g} of the scale of '{t.name}'\n"
                 f"  eager in the problem's dtypes {eager:.3g}, with fp32's range {ranged:.3g}; "
                 f"a bound above {LARGEST_BOUND} would tell nothing\n"

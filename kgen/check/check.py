@@ -156,9 +156,9 @@ def verify(
             # The mean error is checked on ordinary inputs only: others may all round to one side.
             mean = level != "trial" and case.name == NORMAL
             found = _Check(fixture, made, scratch, bitwise, mean).run(bind, steps_of(count))
-            fault = found.reason and (
-                f"{found.reason}\n  inputs '{case.label}', seed {case.seed}")
-            results.append(SetResult(place, case.label, case.seed, found.accuracy, fault))
+            seed = made.case.seed  # of the values, which may have been drawn again
+            fault = found.reason and f"{found.reason}\n  inputs '{case.label}', seed {seed}"
+            results.append(SetResult(place, case.label, seed, found.accuracy, fault))
             if fault:
                 break
     of_sets = SetResults(len(cases), tuple(left_out), tuple(results))

@@ -10,9 +10,11 @@ import torch
 from check_fakes import binding, factors
 from torch import Tensor
 
-from kgen.check import Fixture, Verdict, verify
+from kgen.check import Case, Fixture, Verdict, verify
 from kgen.check.buffers import Fill
+from kgen.check.input_set import InputSet
 from kgen.check.steps import steps_of
+from kgen.errors import InexactDefinitionError
 from kgen.model.plan import Workspace
 from kgen.model.problem import Problem, parse_problem
 from kgen.operators.rmsnorm import OPERATOR
@@ -283,3 +285,32 @@ def test_four_orders_of_threads_come_to_launches_on_the_same_values() -> None:
 )
 def test_variables_that_outlive_a_launch(source: str, names: tuple[str, ...]) -> None:
     assert variables_of(source) == names
+
+
+def test_the_seed_of_values_that_were_drawn_again_is_the_recorded_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that a report leads to the values that the kernel was launched on."""
+    problem = parse_problem("M=9,N=16,dtype=fp32", OPERATOR.signature)
+    fixture = Fixture(OPERATOR, "forward", problem, torch.device("cpu"))
+    make = fixture._make
+    refused: list[int] = []
+    drawn: list[int] = []
+
+    def made(case: Case) -> InputSet:
+        if case.name == "large and small" and not refused:
+            refused.append(case.seed)
+            raise InexactDefinitionError("inexact")
+        if refused and not drawn:
+            drawn.append(case.seed)
+        return make(case)
+
+    def kernel(t: Tensors) -> None:
+        t["mean"].copy_(mean(t))
+        finish(t)
+
+    monkeypatch.setattr(fixture, "_make", made)
+    verdict = verify(fixture, binding(kernel), "certify", workspaces=workspaces)
+    assert verdict.ok, verdict.reason
+    assert drawn[0] in verdict.seeds
+    assert refused[0] not in verdict.seeds

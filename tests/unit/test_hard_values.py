@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kgen.catalogue import open_catalogue
 from kgen.check.case import Case
+from kgen.check.fixture import Fixture
 from kgen.check.hard_values import enlarged_by, linear_in
+from kgen.check.sizes import HOST_SIZES
+from kgen.errors import InexactDefinitionError
 from kgen.model.problem import parse_problem
 
 PACKED = "N=3,T=35,H=1,D=8,dtype=bf16,cu_seqlens_dtype=int32"
@@ -52,3 +57,52 @@ def test_what_inputs_of_a_set_are_multiplied_by(name: str, dtype: str, expected:
     problem = parse_problem(f"B=1,T=3,C=8,dtype={dtype}", signature)
     case = Case(name, (), "contiguous", 0)
     assert enlarged_by(case, signature.pass_named("forward"), problem) == expected
+
+
+def wkv7_fixture() -> Fixture:
+    operator = open_catalogue().operator("wkv7")
+    problem = parse_problem(
+        "B=1,N=1,T=20,H=1,K=8,V=3,dtype=fp32,w_dtype=fp32,initial_state_dtype=fp32,"
+        "final_state_dtype=none,cu_seqlens_dtype=none,decay_form=raw",
+        operator.signature,
+    )
+    return Fixture(operator, "forward", problem, torch.device("cpu"), sizes=HOST_SIZES)
+
+
+def test_hard_values_that_cancel_exactly_are_drawn_again() -> None:
+    """With seed 242 every decay is nearly 0 and all of a are equal; the state's columns have whole
+    numbers, and one of them has the sum 0: y is 0, but fp32 rounds the products before the sum.
+    """
+    fixture = wkv7_fixture()
+    case = Case("shapes by rows", (), "contiguous", 242)
+    made = fixture.input_set(case)
+    assert made.case.name == case.name
+    assert made.case.seed != case.seed
+    plain = replace(case, seed=241)
+    assert wkv7_fixture().input_set(plain).case == plain
+    drawn = wkv7_fixture().values(made.case, made.problem)
+    for name, value in made.values.items():
+        assert torch.equal(value, drawn[name])
+    assert fixture.input_set(case) is made
+    assert wkv7_fixture().input_set(case).case == made.case  # the same wherever it is drawn
+    fixture.spoiled(made)
+    assert fixture.input_set(case) is not made
+
+
+@pytest.mark.parametrize(
+    ("name", "draws"), [("shapes by rows", 4), ("nan with huge", 4), ("huge", 1), ("normal", 1)]
+)
+def test_only_hard_values_are_drawn_again_and_not_for_ever(
+    name: str, draws: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = []
+
+    def make(case: Case) -> None:
+        seeds.append(case.seed)
+        raise InexactDefinitionError("inexact")
+
+    fixture = wkv7_fixture()
+    monkeypatch.setattr(fixture, "_make", make)
+    with pytest.raises(InexactDefinitionError):
+        fixture.input_set(Case(name, (), "contiguous", 7))
+    assert (seeds[0], len(set(seeds)), len(seeds)) == (7, draws, draws)
