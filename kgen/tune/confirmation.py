@@ -10,12 +10,19 @@ import concurrent.futures
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import replace
+from typing import TypeAlias
 
 from kgen.errors import TuneError
-from kgen.model.record import Fate
+from kgen.model.artifact import BuildFailure
+from kgen.model.config import Config
+from kgen.model.problem import Problem
+from kgen.model.record import Fate, Record
 from kgen.trial import HostRunner, HostRunResult, Session, record_host_runs
 from kgen.tune.events import TuneEvent
 from kgen.tune.results import Finalist, ProblemResult
+
+_Foreseen: TypeAlias = dict[tuple[Problem, Config], "Future[HostRunResult]"]
+"""Host runs that began before finals."""
 
 
 class Confirmations:
@@ -39,6 +46,7 @@ class Confirmations:
         self._confirmed_event = confirmed_event
         self._told = 0  # number of confirmed problems in the last event
         self._all: list[_Confirmation] = []
+        self._foreseen: _Foreseen = {}
 
     @property
     def confirmed(self) -> tuple[ProblemResult, ...]:
@@ -50,9 +58,29 @@ class Confirmations:
         """The host runs under way."""
         return [c.host_run for c in self._all if c.host_run is not None]
 
+    def foresee(self, problem: Problem, leader: Record) -> None:
+        """Start the host run of the config that leads at the end of a search, before its finals.
+
+        Finals leave most cores idle. If another config wins them, this run's result is not used.
+        """
+        session, config = self._session, leader.config
+        rendered = session.render(config, problem)
+        built = session.build(rendered).result()
+        if isinstance(built, BuildFailure):
+            return
+        known = session.certificate(rendered, built, config, problem)
+        self._foreseen[problem, config] = self._host_runner.start(
+            rendered,
+            session.variant_of(config),
+            config,
+            session.pass_name,
+            problem,
+            None if known is None else known.evidence,
+        )
+
     def add(self, result: ProblemResult) -> None:
-        """Start the host run of a problem's winner, in the background."""
-        self._all.append(_Confirmation(self._session, self._host_runner, result))
+        """Start the host run of a problem's winner, in the background, unless `foresee` has."""
+        self._all.append(_Confirmation(self._session, self._host_runner, result, self._foreseen))
 
     def advance(self, wait: bool = False) -> Iterator[TuneEvent]:
         """Confirm the problems whose host run has ended; with `wait`, all problems."""
@@ -105,10 +133,16 @@ class _Confirmation:
         host_run: The host run under way.
     """
 
-    def __init__(self, session: Session, host_runner: HostRunner, result: ProblemResult) -> None:
+    def __init__(
+        self,
+        session: Session,
+        host_runner: HostRunner,
+        result: ProblemResult,
+        foreseen: _Foreseen,
+    ) -> None:
         self.result = result
         self.is_confirmed = False
-        self._session, self._host_runner = session, host_runner
+        self._session, self._host_runner, self._foreseen = session, host_runner, foreseen
         self._waiting = list(result.finalists)
         self._refused: list[str] = []
         self.host_run: Future[HostRunResult] | None = self._start()
@@ -174,7 +208,8 @@ class _Confirmation:
 
     def _start(self) -> Future[HostRunResult]:
         next_best = self._waiting[0]
-        return self._host_runner.start(
+        begun = self._foreseen.pop((self.result.problem, next_best.config), None)
+        return begun or self._host_runner.start(
             next_best.rendered,
             next_best.variant,
             next_best.config,

@@ -9,7 +9,6 @@ from contextlib import closing
 
 from kgen.build.render import check_template
 from kgen.errors import KgenError, TuneError
-from kgen.journal import Journal
 from kgen.model.config import Config
 from kgen.search.feasible import Feasible, enumerate_feasible
 from kgen.trial import HostRunner, Session, WorkerPool
@@ -25,7 +24,7 @@ from kgen.tune.events import (
 )
 from kgen.tune.joint import Joint, open_joint
 from kgen.tune.problem import ProblemTask, tune_problem
-from kgen.tune.recorded_winners import recorded_winners
+from kgen.tune.recorded_winners import EarlierRecords
 from kgen.tune.request import TuneRequest
 from kgen.tune.results import PassResult, ProblemResult
 from kgen.tune.safe import SafeCertificates
@@ -115,13 +114,12 @@ class _PassTune:
         self._session, self._host_runner, self._pool = session, host_runner, pool
         self._builds_ahead = builds_ahead
         self._problems = request.problems[session.pass_name]
-        # Earlier records, of all GPUs; this tune's own results are in `_results`.
-        self._recorded = [
-            record
-            for path in sorted(request.journal.parent.glob("*.trials.jsonl"))
-            for record in Journal(path).read()
-            if record.pass_name == session.pass_name and record.timing is not None
-        ]
+        self._earlier = EarlierRecords.read(
+            session.pass_name,
+            request.journal.parent,
+            # On the CPU the winners of GPUs say little.
+            [] if request.gpu.is_host else [path.parent for path in request.certificates],
+        )
         self._searched_s = 0.0
         self._overtime_s = OVERTIME_S  # the remaining overtime
         self._results: list[ProblemResult] = []
@@ -213,8 +211,12 @@ class _PassTune:
             deadline = started + max(left_s, least_s)
 
         def before_finals(state: SearchState) -> None:
+            leaders = state.ranking()[:1]
+            if not self._request.gpu.is_host:  # on the host it would disturb the finals' timings
+                for leader in leaders:
+                    self._confirmations.foresee(self._problems[place], leader)
             if not again:
-                self._build_ahead(place + 1, [record.config for record in state.ranking()[:1]])
+                self._build_ahead(place + 1, [record.config for record in leaders])
 
         task = ProblemTask(
             self._problems[place],
@@ -242,7 +244,7 @@ class _PassTune:
 
     def _first_trials(self, place: int, likely: Sequence[Config] = ()) -> WarmStart:
         """The warm start of a problem: the config that the library runs now, winners of this tune's
-        earlier problems, then winners of earlier tunes.
+        earlier problems, then winners of earlier tunes, also of those of the committed library.
         """
         pass_name, problem = self._session.pass_name, str(self._problems[place])
         served = self._request.served.get((pass_name, problem))
@@ -251,7 +253,7 @@ class _PassTune:
             self._request.entry.space.of_pass(pass_name),
             set(self._spaces[place].configs),
             [*([] if served is None else [served]), *likely, *winners],
-            recorded_winners(self._recorded, pass_name, problem),
+            self._earlier.winners(problem),
         )
 
     def _build_ahead(self, place: int, likely: Sequence[Config] = ()) -> None:

@@ -76,7 +76,8 @@ class TuneRequest:
         shared: The storage through which other processes help this tune; None: it works alone.
         retry_name: Name of the studies of a joint retry; empty if there is none.
         certificates: Further journals of the operator and GPU. Configs that are certified there are
-            not certified again; which configs are tried depends only on `journal`.
+            not certified again. Winners in these journals' folders are tried first; results are
+            taken from `journal` only.
         served: The config that the library runs now, by pass and problem; it is tried first.
     """
 

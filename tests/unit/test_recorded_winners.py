@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from kgen.catalogue import open_catalogue
+from kgen.journal import Journal
 from kgen.model.config import Config
 from kgen.model.record import Fate, Record, Timing
-from kgen.tune.recorded_winners import LEAST, MOST, distance, recorded_winners
+from kgen.tune.recorded_winners import (
+    LEAST,
+    MOST,
+    EarlierRecords,
+    distance,
+    recorded_winners,
+)
 from kgen.tune.warm_start import warm_start
 
 
@@ -51,6 +60,26 @@ def test_failed_configs_win_nothing_and_equal_winners_count_once() -> None:
     )
     journal = [wrong, *records_of("M=2", 3), *records_of("M=4", 3), *records_of("M=8", 1)]
     assert values(recorded_winners(journal, "forward", "M=1")) == [3, 1]
+
+
+def test_the_problem_itself_counts_only_in_other_folders(tmp_path: Path) -> None:
+    own, committed = tmp_path / "out", tmp_path / "generated"
+    journals = {
+        own / "h200.trials.jsonl": [*records_of("M=8", 1), *records_of("M=64", 2)],
+        committed / "h100.trials.jsonl": records_of("M=8", 3, gpu="h100"),
+        committed / "h200.trials.jsonl": [
+            *records_of("M=16", 4), *records_of("M=8", 5, pass_name="backward"),
+        ],
+    }  # fmt: skip
+    for path, records in journals.items():
+        for record in records:
+            Journal(path).append(record)
+    found = EarlierRecords.read("forward", own, [committed, committed])
+    assert values(found.winners("M=8")) == [3, 4, 2]
+    # A tune that writes to the committed library resumes its own results.
+    found = EarlierRecords.read("forward", committed, [committed / ".." / "generated"])
+    assert values(found.winners("M=8")) == [4]
+    assert found.elsewhere == ()
 
 
 def test_recorded_winners_follow_those_of_this_tune_and_leave_the_fallback_last() -> None:

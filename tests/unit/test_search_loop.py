@@ -15,7 +15,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from search_fakes import PROBLEM, FakeSession, config
 
-from kgen.catalogue import open_catalogue
+from kgen.catalogue import open_catalogue, profile_named
 from kgen.model.config import Config
 from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
@@ -23,6 +23,7 @@ from kgen.search.feasible import Feasible
 from kgen.trial import HostRunner, WorkerPool
 from kgen.tune import engine, search_loop
 from kgen.tune.builds_ahead import BuildsAhead
+from kgen.tune.recorded_winners import EarlierRecords
 from kgen.tune.request import Limits, TuneRequest
 from kgen.tune.search_loop import ProblemSearch
 from kgen.tune.search_state import SearchState
@@ -260,7 +261,7 @@ def test_what_was_built_ahead_is_not_built_again(tmp_path: Path) -> None:
     assert state.compile_s == 15.0
 
 
-def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
+def test_a_tune_works_ahead_before_the_probe_and_before_finals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = FakeSession(tmp_path, {"a": 10.0, "b": 20.0})
@@ -270,7 +271,7 @@ def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
     request = SimpleNamespace(
         entry=SimpleNamespace(space=space), gpu=session.gpu, trials=9, pass_time_s=None,
         problems={"forward": (PROBLEM, other)}, retry=False, journal=tmp_path / "other.jsonl",
-        served={},
+        served={}, certificates=(),
     )  # fmt: skip
     feasible = Feasible((*A, *B), 6, ())
 
@@ -294,11 +295,19 @@ def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
             0.0,
         )
         assert session.built_at_probe == ["a0", "b0"]
+        foreseen: list[tuple[Problem, Config]] = []
+        monkeypatch.setattr(
+            tune._confirmations, "foresee", lambda p, record: foreseen.append((p, record.config))
+        )
         list(tune._tune_problem(0, share=2))
+        assert foreseen == [(PROBLEM, B[2])]  # its host run begins before the finals
         # The best so far, which is likely to win the finals, comes first.
         assert session.builds[2:] == ["b2 M=9", "a0 M=9", "b0 M=9"]
         tune._build_ahead(2)
         assert len(session.builds) == 5
+        request.gpu = profile_named("host")
+        list(tune._tune_problem(0, share=2))
+        assert len(foreseen) == 1  # a host run would disturb the timings of finals on the CPU
 
 
 def tune_of_four(
@@ -310,6 +319,7 @@ def tune_of_four(
         entry=SimpleNamespace(space=SimpleNamespace(of_pass=lambda name: variants)),
         gpu=session.gpu, trials=9, pass_time_s=pass_time_s, problems={"forward": (PROBLEM,) * 4},
         retry=False, journal=tmp_path / "other.jsonl", served={},
+        certificates=(tmp_path / "generated" / "h200.trials.jsonl",),
     )  # fmt: skip
     return engine._PassTune(
         cast("TuneRequest", cast("Any", request)),
@@ -320,6 +330,24 @@ def tune_of_four(
         ahead,
         0.0,
     )
+
+
+@pytest.mark.parametrize(("gpu", "others"), [("h200", ["generated"]), ("host", [])])
+def test_a_tune_for_a_gpu_reads_the_winners_of_the_committed_library(
+    gpu: str, others: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def read(pass_name: str, own: Path, folders: list[Path]) -> EarlierRecords:
+        asked.append((pass_name, own, [folder.name for folder in folders]))
+        return EarlierRecords(pass_name, (), ())
+
+    monkeypatch.setattr(EarlierRecords, "read", read)
+    session = FakeSession(tmp_path, {})
+    monkeypatch.setattr(session, "gpu", profile_named(gpu), raising=False)
+    with BuildsAhead(session.as_session(), 1) as ahead:
+        tune_of_four(tmp_path, session, ahead, pass_time_s=8.0)
+    assert asked == [("forward", tmp_path, others)]
 
 
 def test_the_searches_of_a_pass_share_their_overtime(

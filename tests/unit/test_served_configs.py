@@ -14,6 +14,7 @@ from kgen.search.feasible import enumerate_feasible
 from kgen.trial import Session
 from kgen.tune import TuneRequest, served_configs
 from kgen.tune.engine import _PassTune
+from kgen.tune.recorded_winners import EarlierRecords
 
 GENERATED = Path(__file__).resolve().parents[2] / "generated"
 
@@ -70,7 +71,7 @@ def test_the_served_config_is_tried_first() -> None:
     tune = object.__new__(_PassTune)
     tune._session = cast(Session, SimpleNamespace(pass_name="forward"))
     tune._spaces, tune._problems = [space], (problem,)
-    tune._results, tune._recorded = [], []
+    tune._results, tune._earlier = [], EarlierRecords("forward", (), ())
     other = next(c for c in space.configs if c.variant == "rows_in_registers")
     for config, is_moved in ((other, True), (None, False)):
         served = {} if config is None else {("forward", str(problem)): config}

@@ -7,18 +7,19 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import pytest
 
 from kgen.catalogue import open_catalogue, profile_named
 from kgen.errors import StorageError, TuneError
 from kgen.journal import Journal
-from kgen.model.artifact import Artifact, Rendered
+from kgen.model.artifact import Artifact, BuildFailure, Rendered
 from kgen.model.config import Config
 from kgen.model.plan import Plan
 from kgen.model.problem import Problem
 from kgen.model.record import Evidence, Fate, Record, Timing
+from kgen.model.space import Variant
 from kgen.trial import HostRunner, HostRunResult, Session
 from kgen.tune.confirmation import Confirmations
 from kgen.tune.events import ProblemConfirmed, TuneEvent
@@ -60,6 +61,23 @@ class FakeSession:
 
     def __init__(self) -> None:
         self.written: list[tuple[str, Fate]] = []
+
+    def render(self, config: Config, problem: Problem) -> Rendered:
+        return Rendered("", "", f"{chr(problem.dims[0][1])}{config.as_dict()['place']}")
+
+    def build(self, rendered: Rendered) -> Future[Artifact | BuildFailure]:
+        built: Future[Artifact | BuildFailure] = Future()
+        if rendered.digest == "z0":
+            built.set_result(BuildFailure("", "", "", 0.0))
+        else:
+            built.set_result(Artifact("cubin", "", "", (), 0.0))
+        return built
+
+    def certificate(self, *_: object) -> None:
+        return None
+
+    def variant_of(self, config: Config) -> Variant:
+        return VARIANT
 
     def record(
         self,
@@ -147,7 +165,7 @@ def nobody_left(refused: ProblemResult) -> Generator[TuneEvent, None, ProblemRes
     raise TuneError(f"{refused.problem}: no config was verified")
 
 
-Made = tuple[Confirmations, FakeHostRunner, FakeSession, list[list[str]]]
+Made: TypeAlias = tuple[Confirmations, FakeHostRunner, FakeSession, list[list[str]]]
 
 
 def test_what_is_proven_is_settled_without_waiting_for_the_rest(made: Made) -> None:
@@ -280,3 +298,52 @@ def test_a_host_run_that_cannot_be_built_costs_its_problem_alone(made: Made) -> 
     host_runner.end("b0")
     list(confirmations.advance(wait=True))  # what a tune does before it ends with the error
     assert said == [["b0"]]
+
+
+def foresee(confirmations: Confirmations, name: str, place: int) -> None:
+    config = Config.of(VARIANT.name, {"place": place})
+    confirmations.foresee(problem(name).problem, certificate(f"{name}{place}", config))
+
+
+def test_a_host_run_begins_before_finals_and_is_the_winners(made: Made) -> None:
+    confirmations, host_runner, session, said = made
+    foresee(confirmations, "a", 0)
+    assert host_runner.started == ["a0"]
+    assert confirmations.host_runs == []  # nothing waits for it before the finals
+    host_runner.end("a0")
+    confirmations.add(problem("a"))  # the fake runner refuses a second start
+    assert list(confirmations.advance()) == [EVENT]
+    assert said == [["a0"]]
+    assert session.written == [("a0", Fate.VERIFIED)]
+
+
+def test_a_leader_that_loses_its_finals_neither_confirms_nor_refuses(made: Made) -> None:
+    confirmations, host_runner, session, said = made
+    foresee(confirmations, "a", 1)
+    host_runner.end("a1", fault="wrong")
+    confirmations.add(problem("a"))  # a0 wins
+    assert host_runner.started == ["a1", "a0"]
+    assert (list(confirmations.advance()), session.written) == ([], [])
+    host_runner.end("a0")
+    assert list(confirmations.advance()) == [EVENT]
+    assert (said, session.written) == ([["a0"]], [("a0", Fate.VERIFIED)])
+
+
+def test_a_leader_that_loses_is_next_when_the_winner_is_refused(made: Made) -> None:
+    confirmations, host_runner, session, said = made
+    foresee(confirmations, "a", 1)
+    host_runner.end("a1")
+    confirmations.add(problem("a"))
+    host_runner.end("a0", fault="wrong")
+    assert list(confirmations.advance()) == [EVENT]
+    assert (host_runner.started, said) == (["a1", "a0"], [["a1"]])
+    assert session.written == [("a0", Fate.WRONG), ("a1", Fate.VERIFIED)]
+
+
+def test_a_leader_of_another_problem_or_without_a_build_begins_nothing(made: Made) -> None:
+    confirmations, host_runner, _, _ = made
+    foresee(confirmations, "z", 0)
+    assert host_runner.started == []
+    foresee(confirmations, "b", 0)
+    confirmations.add(problem("a"))
+    assert host_runner.started == ["b0", "a0"]
