@@ -21,7 +21,7 @@ from kgen.trial import HostRunner, HostRunResult, Session, record_host_runs
 from kgen.tune.events import TuneEvent
 from kgen.tune.results import Finalist, ProblemResult
 
-_Foreseen: TypeAlias = dict[tuple[Problem, Config], "Future[HostRunResult]"]
+_EarlyRuns: TypeAlias = dict[tuple[Problem, Config], "Future[HostRunResult]"]
 """Host runs that began before finals."""
 
 
@@ -46,7 +46,7 @@ class Confirmations:
         self._confirmed_event = confirmed_event
         self._told = 0  # number of confirmed problems in the last event
         self._all: list[_Confirmation] = []
-        self._foreseen: _Foreseen = {}
+        self._early: _EarlyRuns = {}
 
     @property
     def confirmed(self) -> tuple[ProblemResult, ...]:
@@ -58,10 +58,10 @@ class Confirmations:
         """The host runs under way."""
         return [c.host_run for c in self._all if c.host_run is not None]
 
-    def foresee(self, problem: Problem, leader: Record) -> None:
+    def start_early(self, problem: Problem, leader: Record) -> None:
         """Start the host run of the config that leads at the end of a search, before its finals.
 
-        Finals leave most cores idle. If another config wins them, this run's result is not used.
+        Finals occupy one worker process. The result is not used if another config wins them.
         """
         session, config = self._session, leader.config
         rendered = session.render(config, problem)
@@ -69,7 +69,7 @@ class Confirmations:
         if isinstance(built, BuildFailure):
             return
         known = session.certificate(rendered, built, config, problem)
-        self._foreseen[problem, config] = self._host_runner.start(
+        self._early[problem, config] = self._host_runner.start(
             rendered,
             session.variant_of(config),
             config,
@@ -79,8 +79,8 @@ class Confirmations:
         )
 
     def add(self, result: ProblemResult) -> None:
-        """Start the host run of a problem's winner, in the background, unless `foresee` has."""
-        self._all.append(_Confirmation(self._session, self._host_runner, result, self._foreseen))
+        """Start the host run of a problem's winner, in the background, unless `start_early` has."""
+        self._all.append(_Confirmation(self._session, self._host_runner, result, self._early))
 
     def advance(self, wait: bool = False) -> Iterator[TuneEvent]:
         """Confirm the problems whose host run has ended; with `wait`, all problems."""
@@ -138,11 +138,11 @@ class _Confirmation:
         session: Session,
         host_runner: HostRunner,
         result: ProblemResult,
-        foreseen: _Foreseen,
+        early: _EarlyRuns,
     ) -> None:
         self.result = result
         self.is_confirmed = False
-        self._session, self._host_runner, self._foreseen = session, host_runner, foreseen
+        self._session, self._host_runner, self._early = session, host_runner, early
         self._waiting = list(result.finalists)
         self._refused: list[str] = []
         self.host_run: Future[HostRunResult] | None = self._start()
@@ -208,7 +208,7 @@ class _Confirmation:
 
     def _start(self) -> Future[HostRunResult]:
         next_best = self._waiting[0]
-        begun = self._foreseen.pop((self.result.problem, next_best.config), None)
+        begun = self._early.pop((self.result.problem, next_best.config), None)
         return begun or self._host_runner.start(
             next_best.rendered,
             next_best.variant,

@@ -214,7 +214,7 @@ class _PassTune:
             leaders = state.ranking()[:1]
             if not self._request.gpu.is_host:  # on the host it would disturb the finals' timings
                 for leader in leaders:
-                    self._confirmations.foresee(self._problems[place], leader)
+                    self._confirmations.start_early(self._problems[place], leader)
             if not again:
                 self._build_ahead(place + 1, [record.config for record in leaders])
 

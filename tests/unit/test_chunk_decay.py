@@ -174,6 +174,20 @@ def test_a_step_that_forgets_nearly_all(module: HostModule, kind: str) -> None:
     assert ((out.double() - want).abs() / scale).max().item() < KINDS[kind].bound
 
 
+@pytest.mark.parametrize("kind", ["halving_fp32", "pairs_fp32"])
+def test_products_of_fp32_are_as_accurate_as_one_exponential(
+    module: HostModule, kind: str
+) -> None:
+    """The sum of a chunk's logarithms is near -20, where numbers of fp32 are 2^-19 apart."""
+    worst = 0.0
+    for seed in range(8):
+        rows = reals(16, kind, -5.0, seed)
+        _, _, product = run_chunks(module, kind, rows, outputs=False)
+        want = rows.w.double().sum(0).exp()
+        worst = max(worst, ((product.double() - want).abs() / want).max().item())
+    assert worst < 2**-22
+
+
 @each_kind
 @pytest.mark.parametrize("strongest", [-0.5, -30.0])
 def test_one_decay_for_all_steps(module: HostModule, kind: str, strongest: float) -> None:

@@ -295,19 +295,19 @@ def test_a_tune_works_ahead_before_the_probe_and_before_finals(
             0.0,
         )
         assert session.built_at_probe == ["a0", "b0"]
-        foreseen: list[tuple[Problem, Config]] = []
+        early: list[tuple[Problem, Config]] = []
         monkeypatch.setattr(
-            tune._confirmations, "foresee", lambda p, record: foreseen.append((p, record.config))
+            tune._confirmations, "start_early", lambda p, record: early.append((p, record.config))
         )
         list(tune._tune_problem(0, share=2))
-        assert foreseen == [(PROBLEM, B[2])]  # its host run begins before the finals
+        assert early == [(PROBLEM, B[2])]  # its host run begins before the finals
         # The best so far, which is likely to win the finals, comes first.
         assert session.builds[2:] == ["b2 M=9", "a0 M=9", "b0 M=9"]
         tune._build_ahead(2)
         assert len(session.builds) == 5
         request.gpu = profile_named("host")
         list(tune._tune_problem(0, share=2))
-        assert len(foreseen) == 1  # a host run would disturb the timings of finals on the CPU
+        assert len(early) == 1  # a host run would disturb the timings of finals on the CPU
 
 
 def tune_of_four(

@@ -300,14 +300,14 @@ def test_a_host_run_that_cannot_be_built_costs_its_problem_alone(made: Made) -> 
     assert said == [["b0"]]
 
 
-def foresee(confirmations: Confirmations, name: str, place: int) -> None:
+def start_early(confirmations: Confirmations, name: str, place: int) -> None:
     config = Config.of(VARIANT.name, {"place": place})
-    confirmations.foresee(problem(name).problem, certificate(f"{name}{place}", config))
+    confirmations.start_early(problem(name).problem, certificate(f"{name}{place}", config))
 
 
 def test_a_host_run_begins_before_finals_and_is_the_winners(made: Made) -> None:
     confirmations, host_runner, session, said = made
-    foresee(confirmations, "a", 0)
+    start_early(confirmations, "a", 0)
     assert host_runner.started == ["a0"]
     assert confirmations.host_runs == []  # nothing waits for it before the finals
     host_runner.end("a0")
@@ -319,7 +319,7 @@ def test_a_host_run_begins_before_finals_and_is_the_winners(made: Made) -> None:
 
 def test_a_leader_that_loses_its_finals_neither_confirms_nor_refuses(made: Made) -> None:
     confirmations, host_runner, session, said = made
-    foresee(confirmations, "a", 1)
+    start_early(confirmations, "a", 1)
     host_runner.end("a1", fault="wrong")
     confirmations.add(problem("a"))  # a0 wins
     assert host_runner.started == ["a1", "a0"]
@@ -331,7 +331,7 @@ def test_a_leader_that_loses_its_finals_neither_confirms_nor_refuses(made: Made)
 
 def test_a_leader_that_loses_is_next_when_the_winner_is_refused(made: Made) -> None:
     confirmations, host_runner, session, said = made
-    foresee(confirmations, "a", 1)
+    start_early(confirmations, "a", 1)
     host_runner.end("a1")
     confirmations.add(problem("a"))
     host_runner.end("a0", fault="wrong")
@@ -342,8 +342,8 @@ def test_a_leader_that_loses_is_next_when_the_winner_is_refused(made: Made) -> N
 
 def test_a_leader_of_another_problem_or_without_a_build_begins_nothing(made: Made) -> None:
     confirmations, host_runner, _, _ = made
-    foresee(confirmations, "z", 0)
+    start_early(confirmations, "z", 0)
     assert host_runner.started == []
-    foresee(confirmations, "b", 0)
+    start_early(confirmations, "b", 0)
     confirmations.add(problem("a"))
     assert host_runner.started == ["b0", "a0"]
